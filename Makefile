@@ -10,7 +10,7 @@ FINETUNE := $(VENV)/.finetune
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune test-planner test-runs mutations lint bench oracles clean
+.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune test-planner test-runs test-words mutations lint bench oracles clean
 
 define install
 	@echo "Installing into $(VENV) the packages that constraints.txt pins."
@@ -103,6 +103,15 @@ test-runs: $(STAMP)
 	done
 	$(BIN)/python scripts/write_runs.py build/runs
 
+# The full sets of the tests of other tools' words and of trainers from scripts, whose quick sets are part of `make test`, in
+# pieces of a few minutes. Writes the table of docs/coming-from/index.md.
+test-words: $(STAMP)
+	rm -rf build/words
+	$(BIN)/python scripts/write_word_reach.py --pieces | while read name words; do \
+	  $(BIN)/python -m pytest $$words --full --timeout 3600 -o junit_family=xunit1 --junitxml build/words/$$name.xml; \
+	done
+	$(BIN)/python scripts/write_word_reach.py build/words
+
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
@@ -122,11 +131,16 @@ oracles: $(STAMP)
 	$(BIN)/pip install -q --no-deps -t build/oracles/trl -c constraints.txt trl
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/rewarded_runs.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics
+	PYTHONPATH=build/oracles/lightning $(BIN)/python scripts/oracles/lightning_runs.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics
+	DS_ACCELERATOR=cpu PYTHONPATH=build/oracles/lightning $(BIN)/python scripts/oracles/lightning_words.py
+	DS_ACCELERATOR=cpu PYTHONPATH=build/oracles/lightning $(BIN)/python scripts/oracles/word_lists.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/seqeval seqeval
 	PYTHONPATH=build/oracles/seqeval $(BIN)/python scripts/oracles/entity_metrics.py
 	$(BIN)/python scripts/oracles/launch_schemas.py files build/oracles/launch

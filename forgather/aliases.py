@@ -8,7 +8,9 @@ Each record has one of four verdicts. "same": only the name differs. "near": a d
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
 Forgather has no counterpart, and the reason says what to do.
 
-A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs.
+A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs,
+or the place, where `to` is the path of a setting inside a mapping (`inner:deepspeed.zero_optimization.stage`), or
+`values` says what each value sets.
 `values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
 entries that replace those of the record where one tool uses the name differently.
 """
@@ -46,6 +48,8 @@ class Alias(NamedTuple):
         is_accepted: True if the arguments of a trainer take the name.
         values: our settings for each value of the other tool, or a text with the reason why the value has no
             counterpart; keys are values as JSON writes them, and texts without quotes.
+        tools_that_differ: the tools that use the name differently, each with a meaning of its own; empty if the meaning
+            is that of one tool.
     """
 
     word: str
@@ -56,6 +60,7 @@ class Alias(NamedTuple):
     tools: tuple[str, ...] = ()
     is_accepted: bool = False
     values: Mapping[str, Mapping[str, Any] | str] = MappingProxyType({})
+    tools_that_differ: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,7 +70,11 @@ class Alias(NamedTuple):
     @property
     def hint(self) -> str:
         """The hint that a message gives for this name."""
-        return f"did you mean {self.name!r}?" if self.verdict == "same" else self.why
+        # Where a word means a setting inside a mapping, the reason says what else the mapping needs. Of a name that
+        # tools use differently, it says what each of them means.
+        is_plain = self.verdict == "same" and not (self.to.startswith("inner:") and self.why)
+        is_plain &= not (self.tools_that_differ and self.why)
+        return f"did you mean {self.name!r}?" if is_plain else self.why
 
 
 @cache
@@ -89,13 +98,21 @@ def alias_of(kind: str, word: str, tool: str | None = None) -> Alias | None:
     table = read_aliases()[kind]
     record = table.get(plain) or table.get(plain.lower())
     if record is not None and tool is not None:
-        record = {**record, **record.get("by_tool", {}).get(tool, {})}
+        own = record.get("by_tool", {}).get(tool, {})
+        record = {**{key: entry for key, entry in record.items() if key != "by_tool"}, **own}
     return None if record is None else _alias(kind, plain, record)
 
 
-def aliases_of(word: str) -> list[Alias]:
-    """Returns the records of a name under every kind, and as a keyword argument."""
-    found = [alias for kind in KINDS if (alias := alias_of(kind, word))]
+def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
+    """Returns the records of a name under every kind, in every mapping, and as a keyword argument.
+
+    Args:
+        word: the name.
+        tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
+    """
+    found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
+    inside = (path for path in read_aliases()["inner"] if path.rpartition(".")[2] == word)
+    found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):
         # The first name of a group is the one that our constructors use.
         name, owner = str(group["names"][0]), group["of"]
@@ -120,7 +137,7 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
         owner: the constructor that has the candidates as parameters; "" if there is no constructor.
 
     Example:
-        >>> suggest("setting", "batch_size", ["per_device_train_batch_size", "eval_batch"])
+        >>> suggest("setting", "micro_batch_size", ["per_device_train_batch_size", "eval_batch"])
         "did you mean 'per_device_train_batch_size'?"
         >>> suggest("setting", "learnign_rate", ["learning_rate"])
         "did you mean 'learning_rate'?"
@@ -138,7 +155,10 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
     # Our own functions of data are never called with a setting of another tool by chance.
     is_told |= alias is not None and alias.verdict == "none" and owner.startswith("forgather.ml.data:")
-    if alias is not None and (is_told or alias.name in candidates):
+    # A word that means a setting inside a mapping is explained by the place that it has there.
+    known = "" if alias is None else alias.name.partition(".")[0] if alias.to.startswith("inner:") else alias.name
+    is_told |= alias is not None and kind != "keyword" and known != alias.name
+    if alias is not None and (is_told or known in candidates):
         return alias.hint
     # A deprecated name may be the most similar one, and would only lead to the next warning.
     gone = read_aliases()["deprecated"].get(owner, {})
@@ -244,6 +264,7 @@ def _alias(kind: str, word: str, record: Mapping[str, Any]) -> Alias:
         tuple(record["tools"]),
         record.get("accepted", False),
         record.get("values", {}),
+        tuple(record.get("by_tool", ())),
     )
 
 

@@ -172,7 +172,13 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
+_DDP = (
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
+    "ddp_gradient_as_bucket_view",
+)
 
 
 def _weight_sharding(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:

@@ -155,8 +155,9 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
             `also` lists further accepted values. `optional` accepts None. `expected` replaces the generated
             description. This function does not read the other keys: `keys` are the settings of a mapping, of which
             `open` allows further ones, and `instead` gives hints for some; `each` is the constraint of the items of a
-            list or mapping; `code` is the error code; `found` says that `AUTO` is replaced before a run; `severity` is
-            a warning if another release of a library may accept more words.
+            list or mapping; `unavailable` gives reasons for words of another library; `code` is the error code; `found`
+            says that `AUTO` is replaced before a run; `severity` is a warning if another release of a library may
+            accept more words.
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from forgather.batch_triangle import batch_facts
 from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
+from forgather.parameter_settings import parameter_facts
 from forgather.pipeline_schedules import with_schedules
 from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, holds, misfit, names_of
 
@@ -72,7 +73,8 @@ class Rules(NamedTuple):
         elsewhere: another constructor, whose further settings are accepted with their default values only.
         instead: the hints on what to do in place of a setting that is not accepted, by name; its value may be None.
         facts: further names that conditions may read, with their values.
-        computed: the functions whose results conditions may also read: "batch", "layout" or "combination".
+        computed: the functions whose results conditions may also read: "batch", "parameters", "layout" or
+            "combination".
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
             and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
@@ -114,12 +116,19 @@ class Rules(NamedTuple):
         """
         settings: dict[str, Any] = {}
         found: list[Violation] = []
+        nested: dict[str, tuple[str, Any]] = {}
         others = {**self.former, **(elsewhere or {})}
-        for name, value in given.items():
+        for name, value in self._in_own_words(given, found):
             present = name if name in self.settings else self.renamed.get(name) or self._accepted(name)
+            if present is None and (inside := self._accepted_inside(name)) is not None:
+                nested[name] = inside, value
+                continue
             if present is None:
                 found += self._without_place(name, value, others, is_known=elsewhere is not None)
                 continue
+            if isinstance(value, Mapping) and self.settings[present]["type"] == "flag":
+                value, more = _switch_of(name, value)
+                found += more
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
             advice = f"write {present!r} in place of {name!r}"
@@ -134,7 +143,88 @@ class Rules(NamedTuple):
                 message = f"{present!r} is given twice, once as {name!r}"
                 found.append(Violation(code="FG812", message=message, argument=name, hint=advice))
             settings[present] = value
+        found += self._take_apart(settings)
+        found += self._written_inside(settings, nested)
         return settings, found
+
+    def _take_apart(self, settings: dict[str, Any]) -> Iterator[Violation]:
+        """Takes apart the values that have several words, as `fsdp: "full_shard offload"`, and yields the violations.
+
+        Args:
+            settings: the settings, which are changed. A value with an unknown word remains, so that it is reported.
+        """
+        for name, rule in self.settings.items():
+            value, parts = settings.get(name), rule.get("parts")
+            words = value.replace(",", " ").split() if isinstance(value, str) else value
+            if parts is None or not isinstance(words, list | tuple):
+                continue
+            meant = [{"value": word, **parts.get(str(word).lower(), {})} for word in words]
+            chosen = [one["value"] for one in meant if one["value"] is not None]
+            if not {*chosen} <= {*rule["choices"]}:
+                continue
+            if len({str(word).lower() for word in chosen}) > 1:
+                message = f"{name} is {value!r}, which asks for both {chosen[0]} and {chosen[1]}"
+                yield Violation("FG812", message, name, "keep one of them")
+                continue
+            settings[name] = chosen[0] if chosen else bool(words)
+            for path, inner in (item for one in meant for item in one.get("inside", {}).items()):
+                root, *keys = path.split(".")
+                settings[root] = dict(settings.get(root) or {})
+                if not _set_inside(settings[root], keys, inner, self.settings[root].get("prefix", "")):
+                    yield Violation("FG812", f"{name} {value!r} and {path} differ", name, "keep one of them")
+
+    def _written_inside(self, settings: dict[str, Any], nested: Mapping[str, tuple[str, Any]]) -> Iterator[Violation]:
+        """Writes settings into the mappings to which they belong, and yields the violations.
+
+        Args:
+            settings: the settings, which are changed. A mapping is copied before it is changed.
+            nested: the path inside a mapping and the value, by the name that the user wrote.
+        """
+        paths = {path for path, _ in nested.values()}
+        for name, (path, value) in nested.items():
+            root, *keys = path.split(".")
+            outer, rule = settings.get(root), self.settings[root]
+            if value is None or outer is UNKNOWN or outer is SOMETHING:
+                continue
+            # A setting of DeepSpeed alone must not start DeepSpeed; its stage does.
+            if outer in (None, False) and "begins" in rule and paths.isdisjoint(rule["begins"]):
+                # A switch that is off asks for nothing.
+                if value is not False:
+                    message = f"{name!r} is a setting inside of {root}, and {root} is not set"
+                    yield Violation("FG811", message, name, rule["begin_with"], found=value)
+                continue
+            if isinstance(outer, str) and outer != AUTO:
+                message = f"{name!r} is a setting inside of {root}, and {root} is the file {outer!r}"
+                yield Violation("FG812", message, name, f"write it into the file, as {'.'.join(keys)}")
+                continue
+            settings[root] = dict(outer) if isinstance(outer, Mapping) else {}
+            if not _set_inside(settings[root], keys, value, rule.get("prefix", "")):
+                yield Violation("FG812", f"{name!r} and {path!r} differ", name, "keep one of them", found=value)
+                continue
+            message = f"{self.name}: {name!r} is called {path!r}; {value!r} is used for it"
+            yield Violation("FG825", message, name, f"write {path!r} in place of {name!r}", Severity.WARNING)
+
+    def _accepted_inside(self, name: str) -> str | None:
+        """Returns the path of the setting inside a mapping that other tools write as `name`, next to the mapping."""
+        alias = alias_of("setting", name) if self.closed else None
+        if alias is None or not alias.is_accepted or not alias.to.startswith("inner:"):
+            return None
+        return alias.name if alias.name.partition(".")[0] in self.settings else None
+
+    def _in_own_words(self, given: Mapping[str, Any], found: list[Violation]) -> Iterator[tuple[str, Any]]:
+        """Yields the settings, in which an accepted value of another tool's word is replaced by what it sets here."""
+        for name, value in given.items():
+            alias = alias_of("setting", name) if self.closed and name not in self.settings else None
+            word = value if isinstance(value, str) else json.dumps(value, default=str)
+            meant = alias.values.get(word) if alias is not None and alias.is_accepted else None
+            if not isinstance(meant, Mapping) or not meant.keys() <= self.settings.keys():
+                yield name, value
+                continue
+            yield from meant.items()
+            shown = ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items())
+            message = f"{self.name}: {name}={value!r} is {shown or 'the default'}"
+            hint = f"write {shown}" if shown else "leave it out"
+            found.append(Violation("FG825", message, name, hint, Severity.WARNING))
 
     def _accepted(self, name: str) -> str | None:
         """Returns the setting that other tools call `name`, if the two differ in nothing but the name."""
@@ -179,9 +269,10 @@ class Rules(NamedTuple):
     def _in_other_words(self, name: str) -> str | None:
         """Returns a hint about a setting that another tool calls `name` and that `settings` lacks; otherwise None."""
         alias = alias_of("setting", name)
-        if alias is None or alias.verdict != "same" or alias.name in self.settings:
+        root = "" if alias is None else alias.name.partition(".")[0]
+        if alias is None or alias.verdict != "same" or root in self.settings:
             return None
-        instead = self.instead.get(alias.name) or self.instead.get("*")
+        instead = self.instead.get(root) or self.instead.get("*")
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Violation]:
@@ -323,6 +414,8 @@ def _owner(constructor: str | None) -> str:
 
 def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Violation:
     hint = f"expected {expected}"
+    if isinstance(value, str) and (why := rule.get("unavailable", {}).get(value)):
+        hint = f"{why}; {hint}"
     # Only a close word is worth a suggestion; `expected` lists all words anyway.
     if isinstance(value, str):
         close = nearest(value, rule.get("choices", ()))
@@ -374,6 +467,38 @@ def _inside_hint(name: str, key: str, rule: Mapping[str, Any], rules: Rules | No
     return suggest_inside(name.rpartition(".")[2], key, list(rule["keys"]), outside=outside, around=around)
 
 
+def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violation]]:
+    """Returns the value of a switch that DeepSpeed writes as a section with `enabled`, and the violations of its keys.
+
+    Args:
+        name: the name of the switch, as in `activation_checkpointing`.
+        section: the section. Without `enabled`, a section is written to switch on.
+    """
+    found: list[Violation] = []
+    for key, value in section.items():
+        if key == "enabled" or value is None or value is False:
+            continue
+        alias = alias_of("setting", str(key))
+        hint = alias.why if alias is not None and alias.verdict == "none" else f"write {name}: true"
+        found.append(Violation("FG811", f"{key!r} of {name} is not available", name, hint, found=value))
+    return section.get("enabled", True), found
+
+
+def _set_inside(mapping: dict[str, Any], keys: Sequence[str], value: Any, prefix: str) -> bool:
+    """Sets a value inside a mapping and its mappings, which are copied; returns False if there is another value."""
+    for key in keys[:-1]:
+        inner = mapping.get(key)
+        if inner is not None and not isinstance(inner, Mapping):
+            return False
+        mapping[key] = dict(inner or {})
+        mapping = mapping[key]
+    key = next((key for key in (keys[-1], prefix + keys[-1]) if mapping.get(key) is not None), keys[-1])
+    if mapping.get(key) is not None and mapping[key] != value:
+        return False
+    mapping[key] = value
+    return True
+
+
 def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings inside a mapping, under names of the form `outer.inner`."""
     found: dict[str, Any] = {}
@@ -388,7 +513,12 @@ def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
-_COMPUTED = {"batch": batch_facts, "layout": layout_facts, "combination": combination_facts}
+_COMPUTED = {
+    "parameters": parameter_facts,
+    "batch": batch_facts,
+    "layout": layout_facts,
+    "combination": combination_facts,
+}
 
 
 def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from forgather.aliases import Alias, alias_of, suggest
+from forgather.aliases import Alias, alias_of, read_aliases, suggest
+from forgather.errors import nearest
 from forgather.rules import Violation
 
 
@@ -57,7 +58,7 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
         elif word in known:
             meant = {word: value}
         else:
-            hint = suggest("setting", word, sorted(known))
+            hint = suggest("setting", word, sorted({*known, *_words_of(tool)}))
             meant = Violation("FG810", f"{tool} has no word {word!r}, and neither has Forgather", word, hint)
         if isinstance(meant, Violation):
             found.violations.append(meant)
@@ -74,6 +75,50 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
     return found
 
 
+def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Translation:
+    """Returns our settings for the arguments of a class of another tool, or for the keys of one of its files.
+
+    A word that says how processes start becomes a note: it is an option of the launch, and no setting.
+
+    Args:
+        owner: the name of the class, as in the records: "DeepSpeedPlugin".
+        words: the arguments by name. None means "not given", and so does an empty list or mapping.
+        tool: the tool that has the class.
+
+    Returns:
+        The settings are named by their paths, as in `fsdp_config.cpu_offload`.
+
+    Example:
+        >>> translate_inside("DeepSpeedPlugin", {"zero_stage": 3}, tool="accelerate").settings
+        {'deepspeed.zero_optimization.stage': 3}
+    """
+    found = Translation({}, [], [], {})
+    known = {name.partition(".")[2] for name in read_aliases()["inner"] if name.startswith(f"{owner}.")}
+    of_launch: dict[str, list[str]] = {}
+    for word, value in words.items():
+        if value is None or value in ([], {}, ""):
+            continue
+        alias = alias_of("inner", f"{owner}.{word}", tool)
+        if alias is None:
+            hint = nearest(word, sorted(known))
+            found.violations.append(Violation("FG810", f"{owner} of {tool} has no {word!r}", word, hint))
+        elif alias.to.startswith("option:"):
+            of_launch.setdefault(alias.why, []).append(f"{word}={value!r}")
+        else:
+            meant = _settings_of(alias, word, value, tool)
+            if isinstance(meant, Violation):
+                found.violations.append(meant)
+                continue
+            found.settings.update(meant)
+            found.origins.update(dict.fromkeys(meant, word))
+    found.notes.extend(f"{', '.join(named)}: {why}" for why, named in of_launch.items())
+    return found
+
+
+def _words_of(tool: str) -> list[str]:
+    return [word for word, record in read_aliases()["setting"].items() if tool in record["tools"]]
+
+
 def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, Any] | Violation:
     """Returns the settings that a word and its value mean, or the violation if they mean none."""
     if alias.values:
@@ -84,9 +129,8 @@ def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, An
             return dict(meant)
         expected = ", ".join(alias.values)
         if alias.verdict != "same":
-            return Violation(
-                "FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, f"expected {expected}"
-            )
+            hint = f"expected {expected}" + (f": {alias.why}" if alias.why else "")
+            return Violation("FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, hint)
     if alias.verdict == "same":
         return {alias.name: value}
     return Violation("FG811", f"{word!r} of {tool} is not available", word, alias.why, found=value)

@@ -251,10 +251,13 @@ class MuonWithAdamW(Optimizer):
         tagged = [{**group, "algorithm": type(part).__name__.lower()} for part in parts for group in part.param_groups]
         super().__init__(tagged, {"lr": lr, "weight_decay": weight_decay})
         self._parts = parts
-        self._share()
+        self.share()
 
-    def _share(self) -> None:
-        """Makes both inner optimizers use the parameter groups and the state of this optimizer."""
+    def share(self) -> None:
+        """Makes both inner optimizers use the parameter groups and the state of this optimizer.
+
+        It must be called after `param_groups` was replaced.
+        """
         for part in self._parts:
             kind = type(part).__name__.lower()
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == kind]
@@ -279,7 +282,7 @@ class MuonWithAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the parameter groups and the state."""
         super().load_state_dict(state_dict)
-        self._share()
+        self.share()
 
 
 def _split(

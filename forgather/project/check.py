@@ -24,6 +24,7 @@ from forgather.project.checks.argument_rules import check_arguments
 from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import check_other_projects
 from forgather.project.checks.import_check import check_imports
+from forgather.project.checks.lightning_words import check_lightning_words
 from forgather.project.checks.missing_packages import check_missing_packages, without_repeats
 from forgather.project.checks.output_folders import check_output_folder
 from forgather.project.checks.packed_rows import check_packed_rows
@@ -70,6 +71,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_streamed_rows,
     check_quantized_model,
     check_adapted_modules,
+    check_lightning_words,
     check_output_folder,
     check_imports,
     check_trainer_hooks,

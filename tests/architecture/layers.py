@@ -1,8 +1,9 @@
 """The layers of the package: which module may import which.
 
 Each line is a layer. A module may import modules of the lines above it alone, function-level and type-only imports
-included. The training tower may also import the foundation of the configuration tower, and nothing else of it. Names are
-relative to `forgather` in the first table and to `forgather.ml` in the second one.
+included. The training tower may also import the foundation of the configuration tower, and nothing else of it; what
+scripts of another tool import is above both of these. Names are relative to `forgather` in the first and third table,
+and to `forgather.ml` in the second one.
 """
 
 CONFIGURATION = """
@@ -10,8 +11,12 @@ foundation:
     accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
-    heartbeat interrupt requirements rules
-    run_control translation
+    heartbeat interrupt parameter_settings requirements
+    rules
+    lightning.durations lightning.strategies run_control translation
+    lightning.strategy_words lightning.trainer_words
+    lightning.callback_words
+    lightning.meaning
     control_socket
     control_listener interventions trackers
     stored_model
@@ -96,7 +101,7 @@ project:
     project.checks.subject
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
-    project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
@@ -147,6 +152,11 @@ sweeps:
     sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
+scripts:
+    distributed.notebook distributed.script_config
+    distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
+    distributed.parallel distributed.script_parts
+    distributed.trainer
 doctor:
     doctor doctor.result
     doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic
@@ -199,7 +209,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models name_patterns optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
@@ -215,7 +225,7 @@ checkpoints:
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
-    checkpoint.export checkpoint.retention checkpoint.saved_model
+    checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
     adapters gguf_export
@@ -236,11 +246,11 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
+    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
-    strategy.pipeline.schedules strategy.registry strategy.state
+    strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
     strategy.initial_weights strategy.model_strategy strategy.pipeline.split
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
     strategy.pipeline.stage strategy.single
@@ -248,25 +258,27 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale trainer.utilization
-    trainer.step_clock
-    trainer.rewind trainer.save_function
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
+    trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
+    trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.optimizers trainer.predictions
+    trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
-    trainer.control_requests trainer.resume trainer.save_policy
+    trainer.control_requests trainer.resume trainer.save_policy trainer.transformers_reader
+    trainer.transformers_resume
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop
     trainer.transformers_run
     trainer.hf trainer.rl trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
+    layer_placement loader_facts loop_checkpoint rank_loader rebuilt_optimizer
 text-to-image models:
     diffusion diffusion.denoising_loss diffusion.images diffusion.noising
     diffusion.rows
@@ -304,12 +316,30 @@ benchmark:
     benchmark_cell
 """
 
+SCRIPTS = """
+Lightning:
+    lightning.callbacks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.foreign lightning.hooks
+    lightning.checkpoints lightning.hyperparameters lightning.loaders lightning.logged lightning.schedules
+    lightning.module lightning.scene lightning.train_data lightning.words
+    lightning.redirection lightning.stage_data
+    lightning.evaluation
+    lightning.steps
+    lightning.fitting
+    lightning.trainer_facts
+    lightning.trainer
+    lightning.module_run
+"""
+
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
 # nothing when they are imported. No module of the package imports a name from one of them.
 FACADES = {
     "forgather": "`from forgather import Project` without loading the stages",
     "forgather.project": "`forgather.project:from_project` in configs",
     "forgather.signatures": "`from forgather.signatures import Reader` without loading the engine",
+    "forgather.lightning": "`import forgather.lightning as L` in scripts, and `fgcli check`, without torch",
+    "forgather.distributed": "`from forgather.distributed import DistributedTrainer` without torch and the stages",
+    "forgather.distributed.monitor": "`from forgather.distributed.monitor import TrainingMonitor` in scripts",
     "forgather.ml": "`forgather.ml:Trainer` in configs, without torch at import",
     "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
     "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",

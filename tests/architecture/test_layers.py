@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from layers import CONFIGURATION, FACADES, TRAINING  # noqa: E402
+from layers import CONFIGURATION, FACADES, SCRIPTS, TRAINING  # noqa: E402
 from sources import faults, sources  # noqa: E402
 
 HEAVY = {"torch", "numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "tensorboard"}
@@ -37,6 +37,8 @@ def layers_of(table, prefix):
 
 CONFIGURATION_LAYERS = layers_of(CONFIGURATION, "forgather.")
 TRAINING_LAYERS = layers_of(TRAINING, "forgather.ml.")
+SCRIPT_LAYERS = layers_of(SCRIPTS, "forgather.")
+TABLES = (CONFIGURATION_LAYERS, TRAINING_LAYERS, SCRIPT_LAYERS)
 
 
 @functools.cache
@@ -73,14 +75,14 @@ def loaded_with(name, found):
 
 
 def unlisted(source):
-    return source.name not in {*CONFIGURATION_LAYERS, *TRAINING_LAYERS, *FACADES}
+    return source.name not in {*CONFIGURATION_LAYERS, *TRAINING_LAYERS, *SCRIPT_LAYERS, *FACADES}
 
 
 def upward(source):
     name = source.name
     if name in FACADES:
         return []
-    table = CONFIGURATION_LAYERS if name in CONFIGURATION_LAYERS else TRAINING_LAYERS
+    table = next(table for table in TABLES if name in table)
     found = []
     for imported, line in imports(name):
         if imported not in modules() or imported == "forgather":
@@ -90,7 +92,9 @@ def upward(source):
         elif imported in table:
             if table[imported][1] >= table[name][1]:
                 found.append(f"line {line}: {imported} is not in a layer below")
-        elif table is CONFIGURATION_LAYERS or CONFIGURATION_LAYERS[imported][0] != "foundation":
+        elif table is SCRIPT_LAYERS and imported in TRAINING_LAYERS:
+            continue
+        elif table is CONFIGURATION_LAYERS or CONFIGURATION_LAYERS.get(imported, ("", 0))[0] != "foundation":
             found.append(f"line {line}: {imported} belongs to the other tower")
     return found
 
@@ -127,7 +131,7 @@ def test_every_module_has_a_layer():
 
 
 def test_every_layer_is_that_of_a_module():
-    assert set() == {*CONFIGURATION_LAYERS, *TRAINING_LAYERS, *FACADES} - set(modules())
+    assert set() == {*CONFIGURATION_LAYERS, *TRAINING_LAYERS, *SCRIPT_LAYERS, *FACADES} - set(modules())
 
 
 def test_a_module_imports_lower_layers_only():
@@ -149,6 +153,8 @@ def test_third_parties_enter_by_their_one_door():
         ("forgather.config.graph", "forgather.config.graph", "not in a layer below"),
         ("forgather.config.graph", "forgather.ml.types", "the other tower"),
         ("forgather.ml.types", "forgather.config.graph", "the other tower"),
+        ("forgather.ml.types", "forgather.lightning.words", "the other tower"),
+        ("forgather.lightning.words", "forgather.config.graph", "the other tower"),
         ("forgather.cli.main", "forgather.signatures", "is a facade"),
     ],
 )

@@ -16,7 +16,7 @@ from forgather.errors import DistributedError
 from forgather.ml import AccelTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment, ProcessFacts, accelerate_variables, exported_facts
 from forgather.ml.strategy.registry import entry_of
-from forgather.ml.trainer.accel import ddp_settings, with_group_settings
+from forgather.ml.trainer.accel import ddp_settings, report_unused_handlers, with_group_settings
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.parallel_arguments import accelerator_settings
 from forgather.ml.trainer.run_start import refuse_another_engine
@@ -130,7 +130,7 @@ def test_one_setting_in_two_places_is_refused(tmp_path, accelerator_args, settin
     [
         ({"mixed_precison": "bf16"}, "no setting 'mixed_precison'", "mixed_precision"),
         ({"dataloader_config": {"num_worker": 2}}, "dataloader_config has no setting 'num_worker'", "num_workers"),
-        ({"fsdp_plugin": object()}, "no setting 'fsdp_plugin'", "set fsdp and fsdp_config"),
+        ({"fsdp_plugin": object()}, "fsdp_plugin is <object", "a mapping of its arguments, or fsdp and fsdp_config"),
         ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8'", "expected one of: no, fp16, bf16"),
         ({"cpu": "yes"}, "cpu is 'yes'", "true or false"),
     ],
@@ -165,8 +165,25 @@ def test_handlers_go_where_they_belong(tmp_path):
     with pytest.raises(SettingError, match="ddp_bucket_cap_mb is 6, and bucket_cap_mb .* is 5") as caught:
         ddp_settings(args.replace(ddp_bucket_cap_mb=6), told.ddp)
     assert caught.value.code == "FG723"
-    with pytest.raises(SettingError, match="has a AutocastKwargs"):
+    with pytest.raises(SettingError, match="has a AutocastKwargs") as caught:
         accelerator_settings({"kwargs_handlers": [AutocastKwargs()]})
+    assert caught.value.hint.startswith("write bf16: true")
+
+
+def test_handlers_of_another_engine_are_reported_or_refused(caplog):
+    given = accelerator_settings(
+        {"kwargs_handlers": [DistributedDataParallelKwargs(), GradScalerKwargs(init_scale=8.0)]}
+    )
+    with caplog.at_level(logging.WARNING):
+        report_unused_handlers(given, "FSDP2")
+    assert ["kwargs_handlers: DistributedDataParallelKwargs has no effect: FSDP2 trains"] == [
+        line.partition(".")[2].partition(",")[0] for line in caplog.messages
+    ]
+    with pytest.raises(SettingError, match="DeepSpeed scales the loss itself") as caught:
+        report_unused_handlers(given, "DeepSpeed")
+    assert "FG723" == caught.value.code
+    with pytest.raises(SettingError, match="init_method of InitProcessGroupKwargs is 'env://'"):
+        accelerator_settings({"kwargs_handlers": [InitProcessGroupKwargs(init_method="env://")]})
 
 
 def test_the_backend_is_that_of_the_process_group(caplog):

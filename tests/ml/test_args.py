@@ -8,10 +8,12 @@ import pytest
 import transformers
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml import AccelTrainingArguments, TrainingArguments
+from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, TrainingArguments
 from forgather.ml.callbacks.effective_settings import effective_settings
 from forgather.ml.distributed.env import exported_facts
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS, SettingError
+from forgather.ml.trainer.hf import HFTrainer
+from tests.ml.fixtures import rows, tiny_llama
 
 OURS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -38,6 +40,7 @@ def test_every_default_is_that_of_transformers():
         "allow_missing",
         "allow_changed",
         "control",
+        "data_retries",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",
@@ -86,7 +89,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
     [
         ("fp16", True),
         ("deepspeed", {"stage": 2}),
-        ("push_to_hub", True),
         ("neftune_noise_alpha", 5.0),
         ("fsdp", "full"),
     ],
@@ -255,3 +257,46 @@ def test_the_fixed_number_next_to_a_schedule_is_its_largest():
     assert (6, [2, 6, 1]) == (args.gradient_accumulation_steps, [count for _, count in args.accumulation.entries])
     assert 6 == args.replace(learning_rate=1e-4).gradient_accumulation_steps
     assert "FG888" == refused("FG888", accumulate_grad_batches={0: 2}, gradient_accumulation_steps=3).code
+
+
+CLASSES = (TrainingArguments, AccelTrainingArguments, PipelineTrainingArguments)
+
+
+@pytest.mark.parametrize("arguments", CLASSES)
+def test_every_field_of_transformers_has_an_answer_in_each_trainer(arguments):
+    own = {field.name for field in dataclasses.fields(arguments)}
+    answers = {name: "ours" for name in TRANSFORMERS_DEFAULTS if name in own}
+    for name in TRANSFORMERS_DEFAULTS.keys() - own:
+        settings, found = arguments.RULES.names({name: "a value that nobody has as a default"}, TRANSFORMERS_DEFAULTS)
+        # A setting under another name, or a message with what to do instead: never nothing.
+        assert settings or found, name
+        answers[name] = "translated" if settings else found[0].code
+        assert all(one.hint and one.code in ("FG811", "FG825") for one in found), name
+    assert TRANSFORMERS_DEFAULTS.keys() == answers.keys()
+
+
+def test_the_trainer_of_transformers_has_all_of_its_fields(tmp_path):
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", auto_find_batch_size=True)
+    trainer = HFTrainer(tiny_llama(), args, train_dataset=rows())
+    changed = {"report_to", "logging_dir", "dataloader_pin_memory"}
+    for name in TRANSFORMERS_DEFAULTS.keys() - changed:
+        assert getattr(trainer.args, name) == getattr(args, name), name
+    trainer.train()
+
+
+def test_the_gone_spelling_of_grouping_is_translated(caplog):
+    args = TrainingArguments(group_by_length=True)
+    assert "group_by_length" == args.train_sampling_strategy
+    assert ['TrainingArguments: group_by_length=True is train_sampling_strategy: "group_by_length"'] == caplog.messages
+    assert "random" == TrainingArguments(group_by_length=False).train_sampling_strategy
+    error = refused("FG812", group_by_length=True, train_sampling_strategy="random")
+    assert "'train_sampling_strategy' is given twice" in error.message
+
+
+def test_each_sampling_strategy_of_transformers_has_an_answer():
+    choices = {f.name: f for f in dataclasses.fields(transformers.TrainingArguments)}["train_sampling_strategy"]
+    for value in choices.metadata["choices"]:
+        if value == "batch_rebalance":
+            assert "take group_by_length" in refused("FG813", train_sampling_strategy=value).hint
+        else:
+            assert value == TrainingArguments(train_sampling_strategy=value).train_sampling_strategy

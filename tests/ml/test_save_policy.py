@@ -12,7 +12,7 @@ from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.checkpoint import LocalStorage, Retention, list_checkpoints, prune, write_checkpoint
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.trainer.argument_checks import SettingError
-from forgather.ml.trainer.save_policy import SaveClock
+from forgather.ml.trainer.save_clock import SaveClock
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import Regression, regression_rows
 

@@ -6,6 +6,7 @@ import pytest
 
 from forgather.project.check import check_project
 from forgather.project.project import Project
+from forgather.requirements import Requirement
 from tests.project.workbench import make_project
 
 ACCEL = "-- extends 'trainers/accel_trainer.yaml'\n\n[trainer_args]\n    == super()\n"
@@ -40,6 +41,20 @@ DEEPSPEED = {
 def test_a_config_of_deepspeed_is_judged_as_the_run_judges_it(case, tmp_path):
     lines, expected = DEEPSPEED[case]
     assert [expected] == found(tmp_path, ACCEL + lines)
+
+
+def test_settings_of_deepspeed_next_to_its_stage_are_judged_at_their_lines(tmp_path):
+    lines = "    zero_stage: 2\n    offload_optimizer: {device: nvme}\n"
+    notes = [("FG825", "main.yaml", 5), ("FG825", "main.yaml", 6)]
+    assert [("FG744", "main.yaml", 6), *notes] == sorted(found(tmp_path, ACCEL + lines))
+    assert [] == found(tmp_path, ACCEL + "    deepspeed: auto\n    strict: false\n")
+
+
+def test_a_missing_deepspeed_is_no_fault_of_a_config_that_takes_fsdp2_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(Requirement, "lack", lambda self: "a package")
+    asked = ACCEL + "    deepspeed: auto\n"
+    assert ["FG882"] == [code for code, *_ in found(tmp_path, asked)]
+    assert [] == found(tmp_path / "other", asked + "    strict: false\n")
 
 
 def test_a_file_of_deepspeed_is_reported_at_its_own_line(tmp_path):

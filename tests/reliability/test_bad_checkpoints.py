@@ -101,16 +101,6 @@ def test_a_checkpoint_that_is_not_whole_is_refused(copy, settings, harm, match):
     refused(copy, settings, match)
 
 
-def by_transformers(folder):
-    import transformers
-
-    args = transformers.TrainingArguments(
-        str(folder.parent / "theirs"), max_steps=1, save_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    transformers.Trainer(tiny_llama(), args, train_dataset=rows()).train()
-    os.replace(folder.parent / "theirs/checkpoint-1", folder)
-
-
 def by_dcp(folder):
     from torch.distributed import checkpoint
 
@@ -130,12 +120,11 @@ def by_accelerate(folder):
 @pytest.mark.parametrize(
     ("write", "writer"),
     [
-        (by_transformers, "the Trainer of transformers"),
         (by_dcp, "torch.distributed.checkpoint"),
         (by_accelerate, r"accelerator.save_state\(\)"),
         (lambda folder: tiny_llama().save_pretrained(folder), "is a model without the state that a run needs"),
     ],
-    ids=["transformers", "DCP", "Accelerate", "a model"],
+    ids=["DCP", "Accelerate", "a model"],
 )
 def test_a_checkpoint_of_another_program_is_named(tmp_path, settings, write, writer):
     folder = tmp_path / "foreign" / "checkpoint-1"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from dataclasses import asdict
 
-from forgather.aliases import Alias, aliases_of
+from forgather.aliases import Alias, aliases_of, read_aliases
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import columns, write_json, write_text
@@ -21,9 +22,11 @@ from forgather.cli.palette import (
     paint_row,
     reflowed,
 )
-from forgather.errors import ProjectError, nearest
+from forgather.errors import ProjectError, Severity, nearest
 from forgather.project.locations import error_pages_dir
 from forgather.project.reference import setting_page, settings, template_page, templates
+from forgather.rule_conditions import UNKNOWN
+from forgather.rules import shipped_rules
 
 DESCRIPTION = """Explain an error code (what it means, an example that leads to it, how to fix it), a setting of the
 trainer (type, default, meaning, which trainers take it, where it is read), a template of the library (what it is for,
@@ -33,6 +36,7 @@ EXAMPLES = """examples:
   fgcli explain trainer_args.learning_rate
   fgcli explain datasets/json_lines.yaml
   fgcli explain batch_size      what another tool's word is called here
+  fgcli explain strategy --tool lightning
   fgcli explain                 every code, one line each"""
 
 
@@ -45,7 +49,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="an error code, as in FG204, a setting, a template of the library, or a word of another tool; without "
         "one, list all codes",
     )
+    parser.add_argument("--tool", metavar="TOOL", type=_a_tool, help="the tool whose word it is, as in lightning")
     add_json(parser)
+
+
+def _a_tool(text: str) -> str:
+    """Converts a command-line argument to the name of a tool that the table of words knows."""
+    tools = {
+        tool
+        for kind in read_aliases().values()
+        if isinstance(kind, dict)
+        for one in kind.values()
+        for tool in one.get("tools", ())
+    }
+    if text in tools:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is none of the tools: {', '.join(sorted(tools - {'any'}))}")
 
 
 def error_codes() -> dict[str, str]:
@@ -71,14 +90,9 @@ def run(invocation: Invocation) -> int:
                 "\n".join(f"{code}  {title}" for code, title in codes.items()), look=Look(paint_row, hang_of_row)
             )
         return 0
-    if _print_reference(options.code, as_json=options.json):
+    if options.tool is None and _print_reference(options.code, as_json=options.json):
         return 0
-    words = aliases_of(options.code)
-    if words:
-        if options.json:
-            write_json([alias._asdict() for alias in words])
-        else:
-            write_text("\n".join(_line(alias) for alias in words), look=Look(paint_page, hang_of_page))
+    if _print_words(options.code, options.tool, as_json=options.json):
         return 0
     # `204`, and `[FG204]` as it is copied from a report, are accepted, too.
     code = options.code.upper().strip("[]")
@@ -110,6 +124,35 @@ def _print_reference(word: str, *, as_json: bool) -> bool:
     return True
 
 
+def _print_words(word: str, tool: str | None, *, as_json: bool) -> bool:
+    """Prints what a word of another tool is here; returns False if nothing is known about the word."""
+    words = [
+        alias for alias in aliases_of(word, tool) if tool is None or tool in alias.tools or alias.kind == "keyword"
+    ]
+    if words and as_json:
+        write_json([alias._asdict() for alias in words])
+        return True
+    lines = [line for alias in words for line in _lines(alias)] or _said_by_the_trainer(word)
+    if lines and as_json:
+        write_json([{"word": word, "why": line} for line in lines])
+    elif lines:
+        write_text("\n".join(lines), look=Look(paint_page, hang_of_page))
+    return bool(lines)
+
+
+def _said_by_the_trainer(word: str) -> list[str]:
+    """Returns what the arguments of a trainer say to a name that is neither a setting nor in the table of words."""
+    rules = shipped_rules()["forgather.ml:AccelTrainingArguments"][0]
+    inside = [(name, rule["instead"][word]) for name, rule in rules.settings.items() if word in rule.get("instead", ())]
+    if inside:
+        return [f"{word} as a key of {name}: {instead}" for name, instead in inside]
+    if word not in rules.renamed and word not in rules.without_effect and word not in rules.instead:
+        return []
+    taken, found = rules.names({word: UNKNOWN}, {word: None})
+    said = [f"{one.message}: {one.hint}" for one in found if one.severity is Severity.ERROR]
+    return said or [f"{word} is here the setting {name}" for name in taken] or [one.message for one in found]
+
+
 def _unknown(word: str) -> ProjectError:
     owner, _, name = word.rpartition(".")
     hint: str | None = "'fgcli explain' lists every code"
@@ -125,10 +168,19 @@ def _unknown(word: str) -> ProjectError:
     return ProjectError(what, code="FG415", hint=hint)
 
 
-def _line(alias: Alias) -> str:
-    """Returns a line of text with our name for a word of another tool, or the reason why there is none."""
-    kind, _, name = alias.to.partition(":")
+def _lines(alias: Alias) -> list[str]:
+    """Returns lines of text with our name for a word of another tool, or the reason why there is none."""
+    kind, _, name = alias.to.replace("inner:", "key of a mapping:").partition(":")
+    own = alias.kind.replace("inner", "key of a mapping")
     meant = f"here the {kind} {name}" if alias.verdict == "same" else alias.why
+    meant += ", and taken under this name, too" if alias.is_accepted else ""
     tools = f" ({', '.join(alias.tools)})" if alias.tools and alias.tools != ("any",) else ""
     more = f": {alias.why}" if alias.verdict == "same" and alias.why else ""
-    return f"{alias.word}{tools} as a {alias.kind}: {meant}{more}"
+    lines = [f"{alias.word}{tools} as a {own}: {meant}{more}".rstrip(": ")]
+    for value, ours in alias.values.items():
+        given = ", ".join(f"{key}: {json.dumps(of)}" for key, of in ours.items()) if not isinstance(ours, str) else ours
+        lines.append(f"  {alias.word}: {value}   {given or 'the default'}")
+    for tool in alias.tools_that_differ:
+        (other,) = [one for one in aliases_of(alias.word, tool) if one.kind == alias.kind]
+        lines += [f"  in {tool}: {line.partition(': ')[2]}" for line in _lines(other)[:1]]
+    return lines

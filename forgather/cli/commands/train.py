@@ -126,7 +126,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--allow_changed",
         type=comma_separated,
         metavar="WHAT",
-        help="what may have changed since the checkpoint was written: data, tokenizer, labels, model",
+        help="what may have changed since the checkpoint was written: data, tokenizer, labels, model, learning_rate",
     )
     add_devices(parser)
     parser.add_argument("--no-check", action="store_true", help="run without checking the config first")

@@ -115,6 +115,8 @@ class RunSummaryCallback(TrainerCallback):
             "versions": versions(),
             "machine": machine(model),
         }
+        if (replaced := getattr(args, "deepspeed_replaced", None)) is not None:
+            self._summary["deepspeed_replaced"] = {"deepspeed": replaced, "trained_with": f"FSDP2 ({args.fsdp})"}
         self._write(args)
         self._next_report = 0.0
         self._refresh(args)

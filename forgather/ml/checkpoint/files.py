@@ -67,13 +67,16 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
+TRANSFORMERS = "the Trainer of transformers"
+"""The name of the program that wrote a checkpoint which a run of this library continues."""
+
 # The program that wrote a folder, by file name patterns that must all match; the first matching row decides.
 _FOREIGN_FILES = (
     ("torch.distributed.checkpoint", (".metadata", "*.distcp")),
     ("DeepSpeed", ("latest", "global_step*")),
     ("DeepSpeed", ("*mp_rank_*_model_states.pt",)),
-    ("the Trainer of transformers", ("trainer_state.json", "*.pt")),
-    ("the Trainer of transformers", ("trainer_state.json", "training_args.bin")),
+    (TRANSFORMERS, ("trainer_state.json", "*.pt")),
+    (TRANSFORMERS, ("trainer_state.json", "training_args.bin")),
     ("accelerator.save_state()", ("random_states_*.pkl",)),
 )
 _MODEL_FILES = ("config.json", "*model*.safetensors")
@@ -108,6 +111,17 @@ def require_folder(folder: Path) -> None:
     )
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Returns whether transformers' `Trainer` wrote a checkpoint folder. Only the names of its files are read."""
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError):
+        return False
+    writer = next((writer for writer, signs in _FOREIGN_FILES if _has_files(names, signs)), None)
+    # Under DeepSpeed and FSDP transformers writes their files, and its own state. A manifest is of this library alone.
+    return writer is not None and TRAINER_STATE in names and "manifest.json" not in names
+
+
 def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
     """Returns the FG602 or FG671 error for a folder without a manifest.
 
@@ -123,6 +137,12 @@ def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
     steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")) != name and step.isdecimal()]
     inside = [f"checkpoint-{step}" for step in sorted(steps)]
     writer = next((writer for writer, signs in _FOREIGN_FILES if _has_files(names, signs)), None)
+    if writer == TRANSFORMERS:
+        return CheckpointError(
+            f"the checkpoint {str(folder)!r} was written by {writer}",
+            code="FG671",
+            hint=f"a run continues it: fgcli train --resume {folder}, or resume_from_checkpoint",
+        )
     if writer is not None:
         return CheckpointError(
             f"the checkpoint {str(folder)!r} was written by {writer}, whose pickled state is never loaded",

@@ -7,7 +7,7 @@ each weight. All weights are in host memory meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,15 @@ class HeldWeights(CheckpointReader):
         self.aliases: dict[str, str] = {}
         self.extra = {name: value for name, value in state.items() if name not in self._held}
         self.optimizer = None
+
+    def state(self) -> Iterator[tuple[str, Any]]:
+        """Yields (name, value) for each entry of the state dict of the model.
+
+        Shapes:
+            Yields tensors of any shape.
+        """
+        yield from self._held.items()
+        yield from self.extra.items()
 
     def close(self) -> None:
         """Frees the weights."""

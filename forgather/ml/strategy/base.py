@@ -91,6 +91,18 @@ class Strategy(Protocol):
         """Makes and returns the optimizer of the model. It must be called after `build`."""
         ...
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters on this rank that the optimizer has, by their names in the whole model.
+
+        Sharded weights that are gathered are sharded again, so that what is read and written is what the optimizer
+        steps.
+        """
+        ...
+
+    def trained_parameters_changed(self) -> None:
+        """Takes note that other parameters require gradients than before. It must be called between two steps."""
+        ...
+
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:

@@ -115,6 +115,16 @@ class DataParallel(ModelStrategy):
             )
         return engine
 
+    def trained_parameters_changed(self) -> None:
+        """Wraps the model in DDP again, whose reducer waits for the gradients of the parameters that it was made with.
+
+        Collective: every rank must call it.
+        """
+        if isinstance(self.engine, DistributedDataParallel):
+            # Hooks of the old reducer would reduce each gradient a second time.
+            self.engine._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+            self.engine = self._wrapped()
+
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         if is_last or self._sync_each_batch or not isinstance(self.engine, DistributedDataParallel):
             return contextlib.nullcontext()

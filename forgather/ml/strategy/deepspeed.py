@@ -78,7 +78,7 @@ def import_deepspeed(device_type: str) -> Any:
         raise DistributedError(
             "the training arguments ask for deepspeed, and it is not installed",
             code="FG740",
-            hint="pip install 'forgather[deepspeed]'",
+            hint="pip install 'forgather[deepspeed]', or set strict: false, with which FSDP2 takes its place",
         ) from None
     # On a CPU DeepSpeed compiles a shared-memory operation at the first start, in every process at once. If that start
     # is killed, it leaves a lock that all later ones wait for forever. gloo does not need the operation.
@@ -207,13 +207,29 @@ class DeepSpeedZero:
         assert self.optimizer is not None  # noqa: S101 - the engine has one
         return self.optimizer
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Raises an error: the engine keeps its own copies of the weights.
+
+        Raises:
+            TrainingError: FG814, always.
+        """
+        raise TrainingError(
+            "the weights of a DeepSpeed engine cannot be frozen or averaged during a run",
+            code="FG814",
+            hint="leave deepspeed out, or freeze without until and average no weights",
+        )
+
+    def trained_parameters_changed(self) -> None:
+        """Does nothing: `trained_parameters` refuses all changes."""
+
     def _start_engine(self) -> None:
         ours = self._recipe.make_optimizer(self.model)
         _refuse_whole_tensor_optimizer(ours)
         refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
-        # The engine gets the trainer's optimizer; DeepSpeed would make another one from this section.
-        settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
+        # The engine gets the trainer's optimizer, and the trainer steps the schedule; DeepSpeed would make others.
+        ours_alone = ("optimizer", "scheduler")
+        settings = {name: value for name, value in self.config.config.items() if name not in ours_alone}
         self._check_schema(settings)
         self._record(settings)
         names = names_of(self.model)

@@ -46,12 +46,6 @@ _RENAMED = {
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
-# DeepSpeed's schedules, with the schedule of transformers that has the same curve.
-_SCHEDULES = {
-    "WarmupLR": "constant_with_warmup",
-    "WarmupDecayLR": "linear",
-    "WarmupCosineLR": "cosine",
-}
 
 
 def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroConfig:
@@ -65,8 +59,8 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
 
     Raises:
         TrainingError: FG741 if the config cannot be read or has an unknown key, FG742 if a setting differs from the
-            training arguments, FG743 if the config has a learning rate schedule, FG744 if it requests a feature that
-            this trainer does not have.
+            training arguments, FG743 if the arguments name another learning rate schedule, FG744 if the config
+            requests a feature that this trainer does not have.
     """
     found = _with_current_names(_read(asked))
     _refuse_unknown(found)
@@ -170,6 +164,14 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
         if isinstance(config[ZERO], dict):
             config[ZERO].setdefault("stage", stage)
         notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
+    section = config.get("activation_checkpointing")
+    if isinstance(section, Mapping) and "enabled" in section:
+        # A key of configs that other tools wrote; DeepSpeed ignores it.
+        config["activation_checkpointing"] = {key: value for key, value in section.items() if key != "enabled"}
+        notes.append("activation_checkpointing.enabled has no effect in DeepSpeed: set gradient_checkpointing")
+    if "bfloat16" in config and "bf16" not in config:
+        config["bf16"] = config.pop("bfloat16")
+        notes.append("bfloat16 is read as bf16")
     zero = config.get(ZERO, {})
     if isinstance(zero, bool) or zero == AUTO:
         # Old configs switch ZeRO on and off by a boolean.
@@ -184,8 +186,20 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
                 zero[new] = holder.pop(old)
                 notes.append(f"{old} is read as {new} of zero_optimization")
     _offload(zero, notes)
+    _adam_of(config, notes)
     config[ZERO] = {"stage": DEFAULT_STAGE, **zero} if zero.get("stage") != AUTO else {**zero, "stage": DEFAULT_STAGE}
     return dataclasses.replace(found, config=config, notes=(*found.notes, *notes))
+
+
+def _adam_of(config: dict[str, Any], notes: list[str]) -> None:
+    """Names the optimizer "Adam" AdamW, which it is in DeepSpeed unless the config says otherwise."""
+    section = config.get("optimizer")
+    if not isinstance(section, Mapping) or str(section.get("type")).lower() != "adam":
+        return
+    params = section.get("params")
+    if not isinstance(params, Mapping) or params.get("adam_w_mode", True):
+        config["optimizer"] = {**section, "type": "AdamW"}
+        notes.append("optimizer Adam is AdamW in DeepSpeed, unless adam_w_mode is false")
 
 
 def _offload(zero: dict[str, Any], notes: list[str]) -> None:
@@ -212,6 +226,8 @@ def _offload(zero: dict[str, Any], notes: list[str]) -> None:
             zero.pop(name, None)
         else:
             zero[name] = value
+    if pin is not None and not zero.keys() & {"offload_optimizer", "offload_param"}:
+        notes.append("cpu_offload_use_pin_memory has no effect: nothing is offloaded")
 
 
 def offloads(config: Mapping[str, Any], what: str) -> bool:
@@ -262,8 +278,9 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
             del config[key]
         elif section:
             raise _not_available(f"{key} of DeepSpeed", instead, found.line_of(key))
-    if config.get("scheduler"):
-        raise _second_schedule(found, args)
+    given = getattr(args, "explicit", ())
+    if config.get("scheduler") and not {"lr_scheduler_type", "lr_scheduler_kwargs"}.isdisjoint(given):
+        raise second_schedule(found, f"lr_scheduler_type: {args.lr_scheduler_type}")
     if zero["stage"] == 0:
         raise _not_available(
             "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.line_of(ZERO, "stage")
@@ -274,6 +291,10 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
             "set stage: 3, or leave offload_param out",
             found.line_of("offload_param"),
         )
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name)
+        if isinstance(section, dict) and section.get("device") == "nvme":
+            raise _not_available(f"{name} to a disk (nvme)", "write device: cpu", found.line_of(name, "device"))
     for name in ("zenflow", "super_offload"):
         if zero.get(name):
             raise _not_available(f"{name} of zero_optimization", "leave it out", found.line_of(name))
@@ -295,24 +316,21 @@ def _not_available(what: str, instead: str, span: Span | None) -> TrainingError:
     return TrainingError(f"{what} is not available under this trainer", code="FG744", span=span, hint=instead)
 
 
-def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
+def second_schedule(found: ZeroConfig, other: str) -> TrainingError:
+    """Returns the error about a run that has two learning rate schedules.
+
+    Args:
+        found: the DeepSpeed config, which has one.
+        other: what asks for the other one.
+    """
     section = found.config["scheduler"]
     kind = section.get("type") if isinstance(section, Mapping) else None
-    params = section.get("params") or {} if isinstance(section, Mapping) else {}
-    same = {
-        "lr_scheduler_type": _SCHEDULES.get(kind) if isinstance(kind, str) else None,
-        "warmup_steps": params.get("warmup_num_steps"),
-        "learning_rate": params.get("warmup_max_lr"),
-        "max_steps": params.get("total_num_steps"),
-    }
-    shown = ", ".join(f"{name}: {value}" for name, value in same.items() if value not in (None, AUTO))
     return TrainingError(
-        f"scheduler {kind!r} of DeepSpeed conflicts with the trainer's own (lr_scheduler_type: "
-        f"{getattr(args, 'lr_scheduler_type', 'linear')}): a run has one learning rate schedule",
+        f"scheduler {kind!r} of DeepSpeed conflicts with the trainer's own ({other}): a run has one learning rate "
+        "schedule",
         code="FG743",
         span=found.line_of("scheduler"),
-        hint="leave it out of DeepSpeed's config"
-        + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once per update"),
+        hint=f"remove one of them: without lr_scheduler_type, {kind} of DeepSpeed is used, with the same rates",
     )
 
 

@@ -246,6 +246,7 @@ ELSEWHERE = {
     "amp": "set bf16: true in the training arguments",
     "curriculum_learning": "order the rows of the data set",
     "data_efficiency": "order the rows of the data set",
+    "datastates_ckpt": "set async_save in the training arguments",
     "elasticity": "start another number of processes and resume; checkpoints fit any number",
     "expert_parallel": "leave it out",
     "hybrid_engine": "leave it out",
@@ -255,6 +256,7 @@ ELSEWHERE = {
     "sparse_attention": "choose attn_implementation in the model's config",
     "tensor_parallel": "set tensor_parallel_size in the training arguments, without deepspeed",
     "torch_autocast": "set bf16 or fp16 in the training arguments",
+    "use_data_before_expert_parallelism": "leave it out",
     "weight_quantization": "leave it out",
 }
 """The DeepSpeed features that this trainer does not use or provides itself, each with what to do instead."""

@@ -144,6 +144,11 @@ class Sharded(ModelStrategy):
             ).about("optim")
         return optimizer
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the shards and slices on this rank that the optimizer has, by their names in the whole model."""
+        self._reshard()
+        return super().trained_parameters()
+
     def _reduce_gradients(self) -> None:
         # Each slice computed a part of these gradients. A parameter that no slice used stays without a gradient.
         used = [parameter for parameter in self._partial_over_slices if parameter.grad is not None]

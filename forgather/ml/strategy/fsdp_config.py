@@ -229,9 +229,7 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with plain key names, without the prefix `fsdp_` that transformers and Accelerate use."""
     known: dict[str, Any] = {}
     for key, value in config.items():
-        name = str(key).removeprefix("fsdp_")
-        # Accelerate's name.
-        name = "cpu_offload" if name == "offload_params" else name
+        name = str(key).removeprefix("fsdp_").replace("offload_params", "cpu_offload")
         if name not in _KEYS and name not in _IGNORED:
             hint = nearest(name, [*_KEYS, *_IGNORED]) or "one of: " + ", ".join(_KEYS)
             raise _refused(f"fsdp_config has no setting {str(key)!r}", hint)
@@ -260,7 +258,9 @@ def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
             "give sharding_strategy: HYBRID_SHARD, or remove shard_size",
         )
     reshard = config.get(_RESHARD)
-    if reshard is not None and strategy in found.values() and reshard != (strategy != "SHARD_GRAD_OP"):
+    # HYBRID_SHARD with false is HYBRID_SHARD_ZERO2 of Accelerate.
+    known = strategy in found.values() and not (strategy == "HYBRID_SHARD" and reshard is False)
+    if reshard is not None and known and reshard != (strategy != "SHARD_GRAD_OP"):
         raise _refused(
             f"sharding_strategy {strategy} and reshard_after_forward {reshard!r} contradict each other",
             "remove one of them: SHARD_GRAD_OP is reshard_after_forward: false",
@@ -396,5 +396,5 @@ def _warn_of_ignored(config: Mapping[str, Any]) -> None:
     elif config.get("limit_all_gathers") is not None:
         _flag(config, name="limit_all_gathers")
     for name, instead in _IGNORED.items():
-        if name in config:
+        if name in config and (name, config[name]) != ("version", 2):
             _log.warning("fsdp_config.%s has no effect: %s", name, instead)

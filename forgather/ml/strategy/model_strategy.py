@@ -28,6 +28,7 @@ from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
     local_optimizer_state,
     local_state,
+    names_of,
     restore_optimizer,
     restore_weights,
 )
@@ -84,6 +85,14 @@ class ModelStrategy:
         """Makes and returns the optimizer of the model. It must be called after `build`."""
         self.optimizer = self._recipe.make_optimizer(self.local)
         return self.optimizer
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters on this rank that the optimizer has, by their names in the whole model."""
+        names = names_of(self.local)
+        return {names[id(parameter)]: parameter for parameter in self._parameters}
+
+    def trained_parameters_changed(self) -> None:
+        """Takes note that other parameters require gradients than before."""
 
     # -- one update ----------------------------------------------------------------------------------------------------
 

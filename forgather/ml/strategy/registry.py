@@ -14,7 +14,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.fsdp_config import shards_weights
 
-DDP, FSDP = "DistributedDataParallel", "FSDP2"
+DDP, FSDP, DEEPSPEED = "DistributedDataParallel", "FSDP2", "DeepSpeed"
 
 
 class StrategyEntry(NamedTuple):
@@ -43,7 +43,7 @@ STRATEGIES = (
     # Before FSDP2: DeepSpeed's engine shards by itself, so `fsdp` settings never reach it.
     StrategyEntry(
         "deepspeed:deepspeed_strategy",
-        "DeepSpeed",
+        DEEPSPEED,
         lambda args: args.deepspeed is not None,
         "USE_DEEPSPEED",
         "set deepspeed in trainer_args (trainers/accel_trainer.yaml)",

@@ -377,7 +377,8 @@ def _read_optimizer(
         here = [names[id(parameter)] for parameter in group["params"]]
         # `params` are numbers of this optimizer; in the checkpoint they are names.
         own = {name: numbers[name] for name in ("params", *LAYOUT_KEYS) if name in numbers}
-        groups.append({**numbers, **(groups_of[here[0]] if here else {}), **own})
+        saved_group = groups_of[here[0]] if here else _rates_of_base(tree)
+        groups.append({**numbers, **saved_group, **own})
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
             if name in tree["state"]:
                 entries[index] = _restored_value(tree["state"][name], parameter, saved)
@@ -385,6 +386,12 @@ def _read_optimizer(
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (ValueError, KeyError, RuntimeError) as error:
         raise _other_optimizer(type(optimizer).__name__, error) from None
+
+
+def _rates_of_base(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the learning rates of the saved groups without a name, for a group that has no parameter on this rank."""
+    base: dict[str, Any] = next((group for group in tree["param_groups"] if not group.get("name")), {})
+    return {key: base[key] for key in ("lr", "initial_lr") if key in base}
 
 
 def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 
 from forgather.accumulation import Accumulation, read_accumulation
 from forgather.batch_triangle import SOLVED
@@ -61,6 +61,14 @@ class TrainingArguments:
         loraplus_lr_ratio: the learning rate of the weights B of a LoRA, as a multiple of the learning rate (LoRA+);
             None for one learning rate.
         loraplus_lr_embedding: the learning rate of the adapters of embeddings under LoRA+.
+        parameter_groups: a list of mappings that give some of the parameters another `learning_rate`, another
+            `weight_decay` or both. `pattern` says which: a name or a part of one, such as "embed_tokens", "layers.0" or
+            "layers.[0-3].*|lm_head". The first pattern that matches a name counts.
+        layer_lr_decay: the factor between the learning rates of a block and of the one before it. The last block has
+            the learning rate times this factor; what comes after the blocks has the learning rate itself.
+        freeze: the parameters that are not trained: a list of patterns as in `parameter_groups`. A mapping of `pattern`
+            and `until` freezes parameters for the first steps only (`until: 100`), or for the first epochs (`until:
+            "2ep"`). Their gradients are not computed, and no weight decay changes them.
         lr_scheduler_type: the name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the learning rate schedule.
         warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
@@ -128,18 +136,31 @@ class TrainingArguments:
         dataloader_pin_memory: whether batches are copied to page-locked host memory if the run trains on CUDA.
         dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
+        data_retries: how often a read of rows is repeated that failed with an error of the file system or the network,
+            after pauses of 0.5, 1, 2, ... seconds. A stream goes on only if it can say its position.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
+            "transformers_random" is the order that transformers' `Trainer` makes of the same seed, for comparisons.
         resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
-            folder.
+            folder, which may be a checkpoint of transformers' `Trainer`.
         allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a
             run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
+            "learning_rate" lets the resumed run take the learning rate of its config, from the step of the checkpoint
+            on; otherwise that of the checkpoint is kept, with a warning.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
         report_to: the trackers to report to ("tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml"), one name
             or a list; "all" for those that are installed.
+        push_to_hub: whether the model is uploaded to the Hugging Face Hub. A failed upload does not end the run.
+        hub_model_id: the repository, as owner/name; by default the name of the output folder, under the token's user.
+        hub_strategy: what is uploaded: "end" for the final model; "every_save" for the model of each checkpoint, too;
+            "checkpoint" for the newest checkpoint, too, as the folder `last-checkpoint`; "all_checkpoints" for all.
+        hub_token: the token, as !env HF_TOKEN; by default the one that `hf auth login` keeps.
+        hub_private_repo: whether a new repository is private; None for the default of its owner.
+        hub_always_push: whether a save waits for an upload that is going on. If false, its checkpoint is not uploaded.
+        hub_revision: the branch; by default the main one.
         profile: the steps that torch.profiler records, as {wait: 5, warmup: 1, active: 3}: the first `wait` steps run
             as usual, `warmup` steps are thrown away, `active` steps are recorded. A trace and a table of operators are
             written into the run folder, see `forgather.ml.callbacks:ProfileCallback`, whose other arguments may be
@@ -175,6 +196,9 @@ class TrainingArguments:
     optim: str = "adamw_torch_fused"
     loraplus_lr_ratio: float | None = None
     loraplus_lr_embedding: float = 1e-6
+    parameter_groups: Sequence[Mapping[str, Any]] | None = None
+    layer_lr_decay: float | None = None
+    freeze: Sequence[str | Mapping[str, Any]] | None = None
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0
@@ -197,6 +221,13 @@ class TrainingArguments:
     logging_first_step: bool = False
     control: str = "on"
     report_to: Any = "none"
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_strategy: str = "every_save"
+    hub_token: str | None = dataclasses.field(default=None, repr=False)
+    hub_private_repo: bool | None = None
+    hub_always_push: bool = False
+    hub_revision: str | None = None
     profile: Mapping[str, Any] | None = None
     project: str = "huggingface"
     eval_strategy: str = "no"
@@ -231,6 +262,7 @@ class TrainingArguments:
     dataloader_pin_memory: bool = True
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
+    data_retries: int = 0
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
     resume_from_checkpoint: bool | str | None = None
@@ -366,11 +398,12 @@ class TrainingArguments:
         return int(self.warmup_steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all settings by name, with mappings converted to `dict`."""
-        return {
+        """Returns all settings by name, with mappings converted to `dict`; the token of the Hub is left out."""
+        found = {
             field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
             for field in dataclasses.fields(self)
         }
+        return found if self.hub_token is None else {**found, "hub_token": "<HUB_TOKEN>"}  # as transformers writes it
 
     def to_sanitized_dict(self) -> dict[str, Any]:
         """Returns all settings by name, as numbers, strings and bools, the types that trackers accept."""
@@ -398,7 +431,7 @@ class TrainingArguments:
 
 
 def _as_plain(value: Any) -> Any:
-    return value.value if isinstance(value, IntervalStrategy | SaveStrategy | SchedulerType) else value
+    return value.value if isinstance(value, HubStrategy | IntervalStrategy | SaveStrategy | SchedulerType) else value
 
 
 # `__init__` takes `**settings`; without this, help() and editors would list no setting.

@@ -218,6 +218,8 @@ class RankBatchSampler(Sampler[list[int]]):
         self.groups = groups
         self.drop_last = drop_last
         self.carry_seeds = carry_seeds
+        self.transformers_seed: int | None = None
+        """The seed with which transformers shuffles, in a run that goes on with its order; None for our own order."""
         self.set_position()
 
     def set_position(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
@@ -262,10 +264,22 @@ class RankBatchSampler(Sampler[list[int]]):
 
     def _shuffled(self, seed: int) -> list[int]:
         # A generator of its own: shuffling must not depend on, or change, the global random state.
+        if self.transformers_seed is not None:
+            return _order_of_transformers(self.transformers_seed, self.epoch, self.num_rows)
         generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
         if self.groups is not None:
             return self.groups.order(generator)
         return torch.randperm(self.num_rows, generator=generator).tolist()
+
+
+def _order_of_transformers(seed: int, epoch: int, num_rows: int) -> list[int]:
+    """Returns the order of the rows of an epoch under transformers' `Trainer` with a random sampler.
+
+    Source:
+        `accelerate.data_loader.SeedableRandomSampler`, which transformers uses by default.
+    """
+    generator = torch.Generator().manual_seed(seed + epoch)
+    return torch.randperm(num_rows, generator=generator).tolist()
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

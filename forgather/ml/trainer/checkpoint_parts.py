@@ -87,18 +87,32 @@ def read_parts(folder: Path, present: Collection[str], allowed: Collection[str])
     missing = [part for part in EFFECTS_OF_MISSING if part not in present and part not in state]
     lacking = [part for part in missing if part not in allowed]
     if lacking:
-        alone = "holds only the model: it " if not has_state and OPTIMIZER in missing else ""
-        raise CheckpointError(
-            f"the checkpoint {str(folder)!r} {alone}has no {_enumerated(lacking)}",
-            code="FG608",
-            hint="resume from another checkpoint, or without these parts: --allow-missing "
-            + _option_value(lacking, allowed)
-            + ("; save_only_model: true writes such checkpoints" if alone else ""),
-        )
+        raise missing_parts_error(folder, lacking, allowed, is_model_alone=not has_state and OPTIMIZER in missing)
     if missing:
         effects = "; ".join(EFFECTS_OF_MISSING[part] for part in missing)
         _log.warning("resuming from %s without %s: %s", folder, _enumerated(missing), effects)
     return state
+
+
+def missing_parts_error(
+    folder: Path, lacking: list[str], allowed: Collection[str], *, is_model_alone: bool = False
+) -> CheckpointError:
+    """Returns the FG608 error for parts that are missing from a checkpoint.
+
+    Args:
+        folder: the folder of the checkpoint.
+        lacking: the missing parts, which are not allowed to be missing.
+        allowed: the parts that may be missing.
+        is_model_alone: whether the checkpoint holds weights and nothing else.
+    """
+    alone = "holds only the model: it " if is_model_alone else ""
+    return CheckpointError(
+        f"the checkpoint {str(folder)!r} {alone}has no {_enumerated(lacking)}",
+        code="FG608",
+        hint="resume from another checkpoint, or without these parts: --allow-missing "
+        + _option_value(lacking, allowed)
+        + ("; save_only_model: true writes such checkpoints" if alone else ""),
+    )
 
 
 def _option_value(parts: Collection[str], allowed: Collection[str]) -> str:

@@ -41,6 +41,7 @@ from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
+from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.types import PaddingBatch, Topology, Window
 
@@ -87,12 +88,14 @@ class RankBatches:
     ) -> None:
         self.argument = argument
         self.dataset = dataset
+        options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
         self._generator = torch.Generator().manual_seed(0)
         self._sampler: RankBatchSampler | None = None
         self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
+        self.retries = Retries(options.pop("retries", 0))
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         if is_iterable(dataset):
@@ -109,6 +112,7 @@ class RankBatches:
                 replica=share.rank,
                 in_workers=self.workers > 0,
                 note=self._first_rows.noted,
+                read=functools.partial(retried_rows, retries=self.retries) if self.retries.limit else iter,
             )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
@@ -122,6 +126,7 @@ class RankBatches:
             )
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
+            read = RetriedDataset(read, self.retries) if self.retries.limit else read
             self.loader = DataLoader(read, generator=self._generator, **options)
 
     @property
@@ -142,6 +147,20 @@ class RankBatches:
     def is_shuffled(self) -> bool:
         """True if the rows of an epoch are shuffled."""
         return self._sampler is not None and self._sampler.order is not None
+
+    @property
+    def transformers_seed(self) -> int | None:
+        """The seed of the order of rows that transformers made, if the run goes on with it; otherwise None."""
+        return None if self._sampler is None else self._sampler.transformers_seed
+
+    def take_order_of_transformers(self, seed: int | None) -> None:
+        """Reads the rows in the order of transformers, in a run that was begun there; None returns to our own order.
+
+        Args:
+            seed: the seed with which transformers shuffled.
+        """
+        if self._sampler is not None:
+            self._sampler.transformers_seed = seed
 
     def batches_left(self, start: int) -> int | None:
         """Returns the number of micro-batches of an epoch that follow the first `start` rows; None if it is unknown."""
@@ -167,6 +186,9 @@ class RankBatches:
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
+            if self.transformers_seed is not None and not start:
+                # The loader of transformers draws the seed of its workers from the global generator once an epoch.
+                torch.empty((), dtype=torch.int64).random_()
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
@@ -262,6 +284,8 @@ class TrainBatches:
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
         self.loader = self._own.loader
+        self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
+        self._own.take_order_of_transformers(self._order_seed)
 
     @property
     def num_batches(self) -> int | None:
@@ -277,6 +301,11 @@ class TrainBatches:
     def share(self) -> RankShare:
         """The slice of each micro-batch that this rank computes."""
         return self._own.share
+
+    @property
+    def num_retries(self) -> int:
+        """The number of reads that failed and were repeated, on this process and its workers."""
+        return self._own.retries.count
 
     @property
     def rows_left_out(self) -> int:
@@ -362,6 +391,17 @@ class TrainBatches:
         else:
             self.row = min(self.row, self.num_rows)
 
+    def continue_at(self, epoch: int, row: int, *, order_seed: int | None = None) -> None:
+        """Sets the position of a run that was begun with transformers' `Trainer`.
+
+        Args:
+            epoch: the number of the epoch, counted from 0.
+            row: the number of rows of the epoch that were trained on.
+            order_seed: the seed with which transformers shuffled, whose order this run keeps; None for our own order.
+        """
+        self.epoch, self.row = epoch, min(row, self.num_rows or row)
+        self._own.take_order_of_transformers(order_seed)
+
     def next_epoch(self) -> None:
         """Moves the position to the start of the next epoch."""
         self.epoch += 1
@@ -391,6 +431,8 @@ class TrainBatches:
         if self.accumulation.changes:
             facts["accumulation"] = str(self.accumulation)
         facts["group_rows"] = self._group_rows
+        if own.transformers_seed is not None:
+            facts["transformers_seed"] = own.transformers_seed
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -403,6 +445,9 @@ class TrainBatches:
             CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. Changed
                 rows of an iterable data set are detected later, when the first rows are read.
         """
+        # A run that was begun with transformers keeps its order, of which its config says nothing.
+        order_seed = None if self._group_rows else state.get("transformers_seed")
+        self._own.take_order_of_transformers(order_seed)
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "group_rows": 0, "accumulation": None, **state}
@@ -414,6 +459,9 @@ class TrainBatches:
         self._last = digest if last == self._own.share.facts else None
         known = Fingerprint.from_state(state["fingerprint"]) if "fingerprint" in state else None
         changed = order_changes(before, now)
+        if self._order_seed not in (None, order_seed):
+            changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
+            self._own.take_order_of_transformers(self._order_seed)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
@@ -487,13 +535,14 @@ def check_size(rows: int, share: RankShare) -> None:
 
 
 def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
-    """Returns the `DataLoader` options that training and evaluation have in common.
+    """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
 
     Args:
         args: the training arguments, whose `dataloader_*` settings are read.
         topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
     """
     options: dict[str, Any] = {
+        "retries": args.data_retries,
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }

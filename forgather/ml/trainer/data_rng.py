@@ -182,6 +182,7 @@ class SeededStream(IterableDataset[Any]):
         replica: the data-parallel rank. The data set draws the same random numbers on all ranks, and the collator
             draws different ones.
         in_workers: whether worker processes read the data set.
+        read: a function that yields the rows of the data set.
         note: a function that yields the rows that it gets and records them. It is used in the first worker process, or
             in the training process if there are no worker processes.
     """
@@ -195,12 +196,14 @@ class SeededStream(IterableDataset[Any]):
         replica: int,
         in_workers: bool,
         note: Callable[[Iterable[Any]], Iterable[Any]],
+        read: Callable[[Any], Iterable[Any]] = iter,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.batch_rows = batch_rows
         self.replica = replica
         self._note = note
+        self._read = read
         self._place = torch.zeros(3, dtype=torch.int64)
         if in_workers:  # persistent workers keep a copy of this object: shared memory tells them the next epoch
             self._place.share_memory_()  # type: ignore[no-untyped-call]
@@ -228,7 +231,8 @@ class SeededStream(IterableDataset[Any]):
         if worker is not None:
             _seed_sources(self._seed)
             stay_in_epoch(epoch)
-        rows = self._note(self.dataset) if worker is None or worker.id == 0 else self.dataset
+        rows = self._read(self.dataset)
+        rows = self._note(rows) if worker is None or worker.id == 0 else rows
         yield from itertools.islice(rows, skip, None)
 
     def collated(self, rows: list[Any]) -> Any:

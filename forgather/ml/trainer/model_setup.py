@@ -227,6 +227,7 @@ def model_maker(
     seed: int,
     adapter: Adapter | None,
     args: TrainingArguments | None = None,
+    choose_parameters: Callable[[nn.Module], None] | None = None,
 ) -> Callable[[], nn.Module]:
     """Returns a function that returns the model to train, with its adapter.
 
@@ -236,6 +237,8 @@ def model_maker(
         seed: the seed of the initial weights of the model and of the adapter.
         adapter: the adapter; None to train the weights of the model.
         args: the training arguments that a quantized model must fit; None if another trainer checks this.
+        choose_parameters: a function that gets the whole model, freezes some of its parameters and reads the names of
+            the others; None to train what the model and the adapter leave trainable.
     """
 
     def make() -> nn.Module:
@@ -248,6 +251,8 @@ def model_maker(
             refuse_quantized(base, args=args)
             refuse_loraplus(base, args=args)
         keep_differentiable(base)
+        if choose_parameters is not None:
+            choose_parameters(base)
         # A model that the config put into peft's wrapper itself is described as one that got its adapter here.
         if is_peft_model(base) and base_of(base) is None:
             note_base(base, describe_base(base))

@@ -26,6 +26,7 @@ from forgather.ml.optim import decay_groups, split_for_loraplus
 from forgather.ml.strategy.state import names_of
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.parameter_groups import ParameterGroups
 
 _log = get_logger(__name__)
 
@@ -34,7 +35,10 @@ _MODEL = ("model",)
 
 
 def make_optimizer(
-    model: nn.Module, args: TrainingArguments | Any, factory: Callable[..., Any] | None = None
+    model: nn.Module,
+    args: TrainingArguments | Any,
+    factory: Callable[..., Any] | None = None,
+    groups: ParameterGroups | None = None,
 ) -> Optimizer:
     """Returns the optimizer of a run.
 
@@ -46,10 +50,13 @@ def make_optimizer(
             or with (name, parameter) pairs if its first parameter is called `named_parameters` or `named_params`, or
             with the model if its first parameter is called `model`. It also gets `lr` and `weight_decay` if it accepts
             them and does not set them itself.
+        groups: the parameter groups of the training arguments, which split those of the optimizer; None if they are
+            left as they are.
 
     Raises:
         TrainingError: FG819 if the factory does not return an optimizer, or if the optimizer's `step` needs a closure;
-            FG820 if the model has no trainable parameters; FG972 if LoRA+ is asked for with an optimizer of several.
+            FG820 if the model has no trainable parameters; FG867 if the parameter groups do not fit the optimizer;
+            FG972 if LoRA+ is asked for with an optimizer of several.
         DistributedError: FG971 if weights are sharded that an optimizer of bitsandbytes cannot step.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -60,7 +67,7 @@ def make_optimizer(
             hint="set requires_grad on what should be trained",
         )
     if factory is None:
-        return _prepared(_default_optimizer(model, args), named, args)
+        return _prepared(_default_optimizer(model, args), named, args, groups)
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
@@ -74,10 +81,12 @@ def make_optimizer(
         )
     _refuse_closure(optimizer)
     _warn_of_conflict(optimizer, args)
-    return _prepared(optimizer, named, args)
+    return _prepared(optimizer, named, args, groups)
 
 
-def _prepared(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]], args: Any) -> Optimizer:
+def _prepared(
+    optimizer: Optimizer, named: list[tuple[str, nn.Parameter]], args: Any, groups: ParameterGroups | None
+) -> Optimizer:
     if any(isinstance(parameter, DTensor) for _, parameter in named):
         bitsandbytes_optim.refuse_shards(optimizer)
     ratio = getattr(args, "loraplus_lr_ratio", None)
@@ -90,6 +99,8 @@ def _prepared(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]], args:
                 hint="use AdamW, or leave loraplus_lr_ratio out",
             ).about("loraplus_lr_ratio")
         split_for_loraplus(optimizer, named, ratio=ratio, embedding_lr=args.loraplus_lr_embedding)
+    if groups:
+        groups.split(optimizer, named)
     for one in _inner_optimizers(optimizer):
         _update_meshes_apart(one)
     return optimizer

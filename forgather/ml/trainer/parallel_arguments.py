@@ -7,17 +7,21 @@ instance starts no process group. The rules about forbidden combinations are sto
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs
 
-from forgather.errors import nearest
+from forgather.aliases import suggest
 from forgather.ml.log import get_logger
+from forgather.ml.strategy.fsdp_objects import without_objects
 from forgather.ml.trainer import argument_checks
+from forgather.ml.trainer.accelerate_words import with_accelerate_words
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.deepspeed_words import with_deepspeed_settings, without_deepspeed
 from forgather.rules import Rules
 
 
@@ -45,6 +49,8 @@ class ParallelArguments(TrainingArguments):
             pass.
         ddp_static_graph: whether `DistributedDataParallel` may assume that every step has the autograd graph of the
             first step.
+        ddp_gradient_as_bucket_view: whether gradients are views of the buckets of `DistributedDataParallel`, which then
+            take no further memory.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/parallel.json`.
     """
@@ -63,6 +69,14 @@ class ParallelArguments(TrainingArguments):
     ddp_bucket_cap_mb: int | None = None
     ddp_broadcast_buffers: bool | None = None
     ddp_static_graph: bool | None = None
+    ddp_gradient_as_bucket_view: bool | None = None
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        config = settings.get("fsdp_config")
+        if isinstance(config, Mapping):
+            # A script gives torch's objects, whose words the rules, checkpoints and records know.
+            settings["fsdp_config"] = without_objects(config)
+        super().__init__(output_dir, **settings)
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -72,7 +86,10 @@ class AccelTrainingArguments(ParallelArguments):
     Args:
         accelerator_args: the arguments of `accelerate.Accelerator`, with the settings of its data-loader configuration
             and of the process group. A setting that has an equivalent training argument is translated to it.
-        deepspeed: the DeepSpeed configuration, as the path of a file or a mapping; or "auto".
+        deepspeed: the DeepSpeed configuration, as the path of a file or a mapping; or "auto". Values that only the
+            configuration has, such as its optimizer and its schedule, are those of the run.
+        strict: whether DeepSpeed must be installed if `deepspeed` asks for it. If false, FSDP2 takes its place.
+        accelerate_config: the path of a file that `accelerate config` wrote, whose words are translated.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/accel_trainer.json`.
     """
@@ -81,9 +98,33 @@ class AccelTrainingArguments(ParallelArguments):
 
     accelerator_args: Mapping[str, Any] | None = None
     deepspeed: str | Mapping[str, Any] | None = None
+    strict: bool = True
+    accelerate_config: str | None = None
+
+    deepspeed_replaced: ClassVar[Any] = None
+    """The value of `deepspeed` that FSDP2 replaces, because DeepSpeed is not installed; otherwise None."""
+
+    @property
+    def deepspeed_config(self) -> Any:
+        """The DeepSpeed config that the run has to follow, whether DeepSpeed or FSDP2 trains."""
+        return self.deepspeed if self.deepspeed is not None else self.deepspeed_replaced
 
     def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        return with_accelerator_settings(given, self.RULES.defaults)
+        given = with_accelerate_words(given, self.RULES.defaults)
+        given = with_accelerator_settings(given, self.RULES.defaults)
+        asked = with_deepspeed_settings(given)
+        found = without_deepspeed(asked)
+        if found.get("deepspeed") != asked.get("deepspeed"):
+            object.__setattr__(self, "deepspeed_replaced", asked["deepspeed"])
+        # The values of plugins and files were not looked at before.
+        argument_checks.raise_first_error(self.RULES.values(found))
+        return found
+
+    def replace(self, **settings: Any) -> Self:
+        """Returns a copy in which some settings have new values, and defaults are derived from the new values."""
+        if self.deepspeed_replaced is not None:
+            settings = {"deepspeed": self.deepspeed_replaced, **settings}
+        return super().replace(**settings)
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -249,7 +290,13 @@ def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings
         raise SettingError(
             f"accelerator_args.kwargs_handlers has a {kind.__name__}, which is not supported here",
             code="FG723",
-            hint=nearest(kind.__name__, [known.__name__ for known in _HANDLERS]),
+            hint=suggest("setting", kind.__name__, [known.__name__ for known in _HANDLERS]),
+        ).about("accelerator_args")
+    if getattr(group, "init_method", None) is not None:
+        raise SettingError(
+            f"init_method of InitProcessGroupKwargs is {group.init_method!r}",
+            code="FG723",
+            hint="leave it out: processes find one another by the variables of their launcher",
         ).about("accelerator_args")
     timeout = getattr(group, "timeout", None)
     return AcceleratorSettings(

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from forgather.ml.trainer.parameter_groups import base_group
+
 
 class ScaledSchedule:
     """A learning rate schedule with a factor.
@@ -30,8 +32,10 @@ class ScaledSchedule:
 
     @property
     def rate(self) -> float | None:
-        """The rate that the schedule alone gives for the first parameter group now; None if it has none."""
-        rate = self._unscaled[0] if self._unscaled else self._groups[0].get("lr")
+        """The rate that the schedule alone gives now for the group with the rate of the run; None if it has none."""
+        base = base_group(self._optimizer)
+        number = next(number for number, group in enumerate(self._groups) if group is base)
+        rate = self._unscaled[number] if self._unscaled else base.get("lr")
         return None if rate is None else float(rate)
 
     @property

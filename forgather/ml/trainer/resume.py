@@ -25,12 +25,23 @@ from forgather.errors import CheckpointError
 from forgather.ml.adapter_base import refuse_checkpoint_of_another_base
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
-from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINER_STATE
+from forgather.ml.checkpoint.files import (
+    DATA,
+    METER,
+    OPTIMIZER,
+    PROGRESS,
+    RNG,
+    SCHEDULE,
+    TRAINER_STATE,
+    TRANSFORMERS,
+    is_of_transformers,
+)
 from forgather.ml.checkpoint.lineage import NONE_INTACT, describe_passed_over, newest_verified, origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, read_small_file, verify
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.rng import check_rng, rank_rng
 from forgather.ml.checkpoint.storage import Storage
+from forgather.ml.checkpoint.transformers_folder import TransformersFolder
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -47,6 +58,7 @@ from forgather.ml.trainer.checkpoint_parts import (
 )
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.rate_change import LEARNING_RATE, change_rates
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep
 
@@ -65,18 +77,21 @@ def announce(folder: Path, max_steps: int) -> None:
         folder: the folder of the checkpoint.
         max_steps: the number of optimizer steps of the whole run.
     """
-    step = read_manifest(folder).step
+    theirs = TransformersFolder(folder) if is_of_transformers(folder) else None
+    step = theirs.step if theirs else read_manifest(folder).step
     if step >= max_steps:
         place = f"is already at max_steps={max_steps}" if step == max_steps else f"is past max_steps={max_steps}"
         _log.warning("%s %s: nothing to train", folder, place)
         return
     # Checkpoints of earlier releases have no time in the manifest.
-    written = origin_of(folder).written or (folder / MANIFEST).stat().st_mtime
+    record = folder / (TRAINER_STATE if theirs else MANIFEST)
+    written = origin_of(folder).written or record.stat().st_mtime
     moment = time.localtime(written)
     is_today = moment[:3] == time.localtime()[:3]
     when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
-    _log.warning("resuming from %s (step %d of %d, written %s)", folder, step, max_steps, when)
-    before = read_progress(folder)
+    by = f", by {TRANSFORMERS}" if theirs else ""
+    _log.warning("resuming from %s (step %d of %d, written %s%s)", folder, step, max_steps, when, by)
+    before = theirs or read_progress(folder)
     if before is not None and before.max_steps not in (0, max_steps):
         _log.warning(
             "the checkpoint is of a run of %d steps, and this run has %d: a learning rate schedule that depends on the "
@@ -95,8 +110,9 @@ def refuse_unreadable(folder: Path) -> None:
     Raises:
         CheckpointError: FG856 if the manifest of the checkpoint does not exist for one process.
     """
+    record = TRAINER_STATE if is_of_transformers(folder) else MANIFEST
     # Without a shared file system each machine would see its own folder, and ranks would resume at different steps.
-    blind = [rank for rank, is_seen in enumerate(collectives.all_gather((folder / MANIFEST).is_file())) if not is_seen]
+    blind = [rank for rank, is_seen in enumerate(collectives.all_gather((folder / record).is_file())) if not is_seen]
     if blind:
         ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
         raise CheckpointError(
@@ -144,8 +160,11 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
     if lost:
         _log.warning(
             "resuming with the settings of the checkpoint: %s; to change them, begin a new run from its model "
-            "('fgcli ckpt export' writes it)",
+            "('fgcli ckpt export' writes it)%s",
             ", ".join(lost),
+            "; allow_changed: [learning_rate] takes the learning rate of the config"
+            if any(one.startswith("lr ") for one in lost)
+            else "",
         )
 
 
@@ -375,6 +394,9 @@ def _restore_parts(
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
+    if LEARNING_RATE in (args.allow_changed or ()):
+        factor = parts.get("control", {}).get("schedule", {}).get("factor", 1.0)
+        change_rates(schedule, configured["lr"], step=step, run_dir=str(args.logging_dir), factor=factor)
     warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     if DATA in parts:
         with restoring(DATA, folder):
@@ -442,12 +464,19 @@ def resolve_resume(
         return None
     if request is not True and str(request) != "auto":
         folder = Path(request).expanduser()
+        if is_of_transformers(folder):
+            return folder
         try:
             verify(folder, without=AllowedMissing(allow_missing))
         except CheckpointError as failure:
             raise with_missing_hint(failure, allow_missing) from None
         return folder
     newest, skipped = newest_verified(output_dir, without=AllowedMissing(allow_missing), storage=storage)
+    # Only where this run has not saved yet: its own checkpoints come later than those that it was begun from.
+    if newest is None and (
+        theirs := [folder for _, folder in list_checkpoints(output_dir) if is_of_transformers(folder)]
+    ):
+        return theirs[-1]
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
     # An error, not a new start: training again from the beginning would look like a successful resume.

@@ -91,11 +91,12 @@ class Meanings:
         if changed:
             _log.warning("%s: the weights were trained with the earlier meaning", message)
 
-    def refuse_other_model(self, folder: Path) -> None:
+    def refuse_other_model(self, folder: Path, *, allowed: Sequence[str] | None = None) -> None:
         """Raises an error if the tokenizer, the labels or the model settings differ from those of a saved model.
 
         Args:
-            folder: the folder of a saved model or of a verified checkpoint.
+            folder: the folder of a saved model, of a verified checkpoint, or of a checkpoint of transformers.
+            allowed: the kinds of changes that the user allowed: "tokenizer", "labels", "model"; None if nothing asks.
 
         Raises:
             CheckpointError: FG613 if there is a difference.
@@ -103,13 +104,16 @@ class Meanings:
         theirs = _descriptions(folder, sorted(file.name for file in folder.iterdir()))
         written_by = _table(theirs[CONFIG]).get("transformers_version") if CONFIG in theirs else None
         changed = self.changes(theirs, {}, written_by=written_by)
+        changed = {what: how for what, how in changed.items() if what not in (allowed or ())}
         if changed:
             raise CheckpointError(
                 "; ".join(
                     f"the {what} is not that of the saved weights: {', '.join(how)}" for what, how in changed.items()
                 ),
                 code="FG613",
-                hint="the data or the code from which it is made changed since the run: bring the earlier ones back",
+                hint="the data or the code from which it is made changed since the run: bring the earlier ones back"
+                if allowed is None
+                else _hint(list(changed), allowed, folder),
             )
 
     def changes(
@@ -262,6 +266,9 @@ def _config_changes(
         if file not in theirs or file not in mine:
             continue
         before, now = _table(theirs[file]), _table(mine[file])
+        if file == _ADAPTER:
+            # Names of modules are a set, which peft writes in another order in each process.
+            before, now = _in_order(before), _in_order(now)
         for name in sorted({*before, *now} - _ONLY_TRAINING):
             # Dropout changes how a run trains, and not what its weights mean.
             if any(word in name for word in ("dropout", "_pdrop", "layerdrop")):
@@ -270,6 +277,14 @@ def _config_changes(
             for said in _value_changes([name], before, now, absent=same_release):
                 about_tokens = name.endswith("_token_id") or name == "vocab_size"
                 yield TOKENIZER if about_tokens else LABELS if name in _LABELS else MODEL, said
+
+
+def _in_order(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a table in which lists of texts are sorted."""
+    is_names = {
+        name: isinstance(one, list) and all(isinstance(each, str) for each in one) for name, one in table.items()
+    }
+    return {name: sorted(one) if is_names[name] else one for name, one in table.items()}
 
 
 def _class_name_changes(before: Any, now: Any) -> Iterator[str]:

@@ -16,10 +16,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from forgather.errors import TrainingError
 from forgather.interrupt import Interrupt
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
+from forgather.ml.checkpoint.files import is_of_transformers
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import capture_rng, gathered_rng, restore_rng, seed_process
 from forgather.ml.checkpoint.storage import Storage
-from forgather.ml.distributed import phase
+from forgather.ml.distributed import collectives, phase
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
@@ -36,7 +37,9 @@ from forgather.ml.trainer.control import (
 )
 from forgather.ml.trainer.control_requests import ControlRequests
 from forgather.ml.trainer.data_loader import TrainBatches
+from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.parameter_groups import base_group, rates_by_name
 from forgather.ml.trainer.rate_scale import ScaledSchedule
 from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
 from forgather.ml.trainer.resume_checks import Meanings, meaning_facts
@@ -47,6 +50,7 @@ from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
+from forgather.ml.trainer.transformers_resume import restore_transformers
 from forgather.ml.trainer.utilization import Utilization
 from forgather.ml.types import StepRecord, Update, Window
 
@@ -67,6 +71,7 @@ class Run:
         interrupt: the record of whether this process was asked to stop.
         storage: the object through which checkpoints are written.
         save_function: the user's function that writes further files of a checkpoint, or None.
+        freezing: the parameters that are frozen in some of the steps; None if there are none.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Run:
         interrupt: Interrupt,
         storage: Storage,
         save_function: SaveFunction | None = None,
+        freezing: Freezing | None = None,
     ) -> None:
         self.session = session
         self.args = session.args
@@ -101,6 +107,7 @@ class Run:
         parts = (session, strategy, storage, self.sync, self._training_state)
         self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function)
         self.in_update = False
+        self._freezing = freezing or Freezing(None)
         self._meanings = meaning_facts(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
         self._evaluate = evaluate
         self._cut_short = False
@@ -109,6 +116,8 @@ class Run:
         self._rng: dict[str, Any] | None = None
         self._pending: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
+        self._has_groups = bool(self.args.parameter_groups) or self.args.layer_lr_decay is not None
+        self._rates: dict[str, float] = {}
         self._num_batches = data.num_batches or data.accumulation.num_micro_batches(session.state.max_steps)
         # `BadSteps` checks the norm of every step; `FiniteGuard` checks it only if a log line or clipping needs it.
         self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
@@ -189,6 +198,7 @@ class Run:
         self.sync.interrupt.begin()
         self._set_phase("forward and backward")
         self.guard.bad = self.guard.fault = None
+        self._freezing.apply(self.strategy, self.session.state.global_step, self.data.epoch)
         begin_step(self.session.control)
         self.session.send("on_step_begin")
         self.clock.enter("forward_backward")
@@ -286,9 +296,16 @@ class Run:
 
     @property
     def present_learning_rate(self) -> float:
-        """The current learning rate of the first parameter group."""
+        """The current learning rate of the parameters that no setting gives another one."""
         assert self.strategy.optimizer is not None, "a run has an optimizer"  # noqa: S101
-        return float(self.strategy.optimizer.param_groups[0]["lr"])
+        return float(base_group(self.strategy.optimizer)["lr"])
+
+    def _rates_of_groups(self) -> dict[str, float]:
+        """Returns the learning rates of the named groups in the last step. Collective if a rank has some of them."""
+        every = [self._rates]
+        if self._has_groups and self.strategy.layout.pipeline_parallel_size > 1:
+            every = collectives.all_gather(self._rates)
+        return {f"learning_rate/{name}": rate for rates in every for name, rate in rates.items()}
 
     def finish_step(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
         """Advances the learning rate schedule, the data position and the step count; then logs, evaluates and saves.
@@ -310,6 +327,7 @@ class Run:
         self.sync.set_host_counts(window)
         # Read before the schedule steps: the log line shows the rate that this step used.
         learning_rate = self.present_learning_rate
+        self._rates = rates_by_name(self.strategy.optimizer) if self._has_groups else {}
         # A skipped step changes no weights, so it does not use up a step of the schedule either.
         if not (update.skipped or self._follows_metric):
             self._scaled.step()
@@ -396,7 +414,7 @@ class Run:
     def log(self) -> None:
         """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
-        values = self.meter.line()
+        values = self.meter.line() | self._rates_of_groups()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
         values |= self.utilization.metrics(values)
@@ -484,9 +502,12 @@ class Run:
         import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
     def _restore(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
-        loaded = restore_checkpoint(
-            folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings
-        )
+        is_theirs = is_of_transformers(folder)
+        parts = (folder, self.args, self.strategy, self.schedule, self.data)
+        if is_theirs:
+            loaded = restore_transformers(*parts, meanings=meanings or Meanings())
+        else:
+            loaded = restore_checkpoint(*parts, self.meter, meanings=meanings)
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         with restoring("control", folder):
@@ -498,7 +519,7 @@ class Run:
             seed_process(self.args.seed, self.strategy.topology, step=step)
         self.saver.stored_step = step
         is_own = folder.resolve() == checkpoint_folder(self.saver.output_dir, step).resolve()
-        self.saver.written_step = step if is_own else -1
+        self.saver.written_step = step if is_own and not is_theirs else -1
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))

@@ -1,8 +1,7 @@
 """Determines when a run saves checkpoints (at intervals in minutes, or by a metric), and writes them.
 
-`SaveClock` determines whether the interval in minutes has passed, with the same result on every process. `BestMetric`
-compares evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and sends
-`on_save` to the callbacks for each complete checkpoint.
+`BestMetric` compares evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the
+background, and sends `on_save` to the callbacks for each complete checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from forgather.errors import TrainingError, nearest
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import checkpoints_in_order
+from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
@@ -30,51 +29,10 @@ from forgather.ml.trainer.checkpoint_writer import (
     retention_of,
 )
 from forgather.ml.trainer.control import Session
+from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.save_function import SaveFunction, Scratch, run_save_function
 from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
 from forgather.ml.trainer.synchronization import RunSync
-
-
-class SaveClock:
-    """Determines whether the interval of `save_minutes` has passed since the last checkpoint.
-
-    Only the main process reads the clock, and it broadcasts the elapsed time. The broadcast is done only at a few
-    steps, which are the same on all processes and become more frequent as the end of the interval approaches.
-
-    Args:
-        minutes: the interval between two checkpoints in minutes; None if there is no such interval.
-        now: a function that returns the current time in seconds.
-    """
-
-    def __init__(self, minutes: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = None if minutes is None else 60.0 * minutes
-        self._now = now
-        self._since = now()
-        self._from_step = self._ask_at = 0
-
-    def restart(self, step: int) -> None:
-        """Restarts the interval, at the beginning of a run and after a checkpoint was written or restored.
-
-        Args:
-            step: the number of the current step.
-        """
-        self._since = self._now()
-        self._from_step, self._ask_at = step, step + 1
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether the interval has passed. Collective: every process must call it after every step."""
-        if self._seconds is None or step < self._ask_at:
-            return False
-        # One clock for all: with a clock of its own, a process could begin a collective save alone.
-        passed = collectives.run_on_main(lambda: self._now() - self._since)
-        if passed >= self._seconds:
-            return True
-        if collectives.is_multi_process():
-            # Half of the remaining time at the current pace: if steps become slower, the next question still comes in
-            # time.
-            pace = passed / (step - self._from_step)
-            self._ask_at = step + max(1, int((self._seconds - passed) / max(pace, 1e-6) / 2))
-        return False
 
 
 class BestMetric:
@@ -195,6 +153,7 @@ class CheckpointSaver:
         self._session = session
         self._strategy = strategy
         self._save_function = save_function
+        self._origin = origin
         self._sync = sync
         self._training = training
         self._snapshots = SnapshotBuilder(session, strategy)
@@ -301,16 +260,42 @@ class CheckpointSaver:
             self._send_on_save(state)
         return folder
 
+    def save_into(self, folder: Path) -> Path:
+        """Writes a checkpoint of the current step into a folder of its own, and returns that of the checkpoint.
+
+        Collective: every process must call it.
+
+        Args:
+            folder: the folder that gets the checkpoint, in place of an earlier one of this run.
+
+        Raises:
+            CheckpointError: if the checkpoint could not be written.
+        """
+        max_steps = self._session.state.max_steps
+        storage = self.writer.storage
+        own = CheckpointWriter(folder, storage, retention=Retention(last=1), max_steps=max_steps, facts=self._origin)
+        own.run_id = self.writer.run_id
+        snapshot, scratch = self._snapshot()
+        try:
+            return own.write(snapshot)
+        finally:
+            if scratch is not None:
+                scratch.remove()
+
+    def _snapshot(self) -> tuple[Snapshot, Scratch | None]:
+        """Returns a snapshot of the current step, and the temporary files in it, which the caller removes."""
+        snapshot = self._snapshots.take(self._training)
+        if self._save_function is None:
+            return snapshot, None
+        scratch = run_save_function(self._save_function, self._strategy.model, self._session.state.global_step)
+        return dataclasses.replace(snapshot, files=scratch.files), scratch
+
     def _write(self, folder: Path) -> None:
         state = self._session.state
         # Before the snapshot, which stores the trainer state: the checkpoint itself must say that it is the best one.
         if self._is_best():
             state.best_model_checkpoint = str(folder)
-        snapshot = self._snapshots.take(self._training)
-        scratch: Scratch | None = None
-        if self._save_function is not None:
-            scratch = run_save_function(self._save_function, self._strategy.model, state.global_step)
-            snapshot = dataclasses.replace(snapshot, files=scratch.files)
+        snapshot, scratch = self._snapshot()
         write = functools.partial(self._write_and_remove, ranked=self._ranking(), scratch=scratch)
         if self._background is None:
             write(snapshot)

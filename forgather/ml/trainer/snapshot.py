@@ -54,16 +54,10 @@ from forgather.ml.trainer.optimizers import optimizer_bytes
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
-# Folders and names: they do not influence what is computed.
-_PLACES = (
-    "output_dir",
-    "logging_dir",
-    "run_name",
-    "report_to",
-    "project",
-    "resume_from_checkpoint",
-    "allow_missing",
-    "allow_changed",
+# Folders, names and patience: they do not influence what is computed.
+_PLACES = frozenset(
+    """output_dir logging_dir run_name report_to project resume_from_checkpoint allow_missing allow_changed data_retries
+    push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision""".split()
 )
 
 

@@ -51,15 +51,19 @@ from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
+from forgather.ml.trainer.freezing import Freezing
+from forgather.ml.trainer.hub_upload import HubUpload
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
+from forgather.ml.trainer.parameter_groups import ParameterGroups
 from forgather.ml.trainer.reference import reference_scores
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
+from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
 
@@ -115,6 +119,7 @@ class Trainer(WithOwnLoss):
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
     RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:Trainer")
 
+    @answers_unknown_keywords
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module] | None = None,
@@ -147,12 +152,12 @@ class Trainer(WithOwnLoss):
         self.args = self.ARGUMENTS() if args is None else args
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
+        optimizer_factory, lr_scheduler_factory = self.factories(optimizer_factory, lr_scheduler_factory)
         adapter = as_adapter(adapter)
         given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory}
         refuse_combination(self.RULES, self.args, **given, adapter=adapter, model=model)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.data_collator = data_collator or default_collate(processing_class)
-        self.processing_class = processing_class
+        self.data_collator, self.processing_class = data_collator or default_collate(processing_class), processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
@@ -176,6 +181,15 @@ class Trainer(WithOwnLoss):
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
 
+    def factories(self, optimizer_factory: Any, lr_scheduler_factory: Any) -> tuple[Any, Any]:
+        """Returns the factories of the optimizer and of the schedule. Subclasses override this method.
+
+        Args:
+            optimizer_factory: the optimizer factory as it was given to the constructor.
+            lr_scheduler_factory: the factory of the schedule as it was given to the constructor.
+        """
+        return optimizer_factory, lr_scheduler_factory
+
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that does the optimizer steps. Subclasses override this method.
 
@@ -186,10 +200,20 @@ class Trainer(WithOwnLoss):
 
     def _recipe(self, model: Any, model_init: Any, adapter: Adapter | None, loss_fn: Any, factory: Any) -> Recipe:
         args = self.args
+        groups = ParameterGroups(args.parameter_groups, args.layer_lr_decay)
+        self._freezing = Freezing(
+            args.freeze, args.gradient_checkpointing_kwargs if args.gradient_checkpointing else None
+        )
+
+        def choose(made: nn.Module) -> None:
+            """Freezes parameters of the model, and reads the names of the others."""
+            self._freezing.freeze(made)
+            groups.read(made)
+
         return Recipe(
-            make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args),
+            make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args, choose),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
-            make_optimizer=functools.partial(make_optimizer, args=args, factory=factory),
+            make_optimizer=functools.partial(make_optimizer, args=args, factory=factory, groups=groups),
             prepare=preparation(args),
             autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
             model_is_made_anew=model_setup.is_made_anew(model_init if model is None else model),
@@ -212,7 +236,8 @@ class Trainer(WithOwnLoss):
             "eval_dataloader": None,
         }
         trackers = tracker_callbacks(self.args.report_to, callbacks or ())
-        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args)], scene)
+        uploads = [HubUpload(self.args)] if self.args.push_to_hub else []
+        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args), *uploads], scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -292,7 +317,7 @@ class Trainer(WithOwnLoss):
             run = self._make_run(interrupt)
             # Once more: modules that are imported there for the first time may draw numbers, as `rich` does.
             seed_process(args.seed, topology)
-            _log.warning("%s", run_start.rows_line(run.data, self.eval_dataset))
+            _log.warning("%s", self.rows_line(run))
             self.score_with_reference(self.eval_dataset)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
@@ -301,6 +326,14 @@ class Trainer(WithOwnLoss):
             session.control.should_training_stop = False
             run.saver.refuse_too_little_space(run.data.epoch_ends())
             return self._train(run)
+
+    def rows_line(self, run: Run) -> str:
+        """Returns the line about the rows of a run, which is logged at its beginning."""
+        return run_start.rows_line(run.data, self.eval_dataset)
+
+    def loop(self, run: Run) -> None:
+        """Does the optimizer steps of a run. A subclass may do further things between them."""
+        train_loop(run)
 
     def _train(self, run: Run) -> TrainOutput:
         ended: BaseException | None = None
@@ -311,7 +344,7 @@ class Trainer(WithOwnLoss):
                 self.evaluate()
             run.meter.start()
             run.saver.begin()
-            train_loop(run)
+            self.loop(run)
             return self._finish(run)
         except BaseException as error:
             ended = error
@@ -352,6 +385,7 @@ class Trainer(WithOwnLoss):
         )
         refuse_other_data("the training data", data.fingerprint)
         phase.set_phase("run")
+        self._freezing.release(self.strategy)
         optimizer = self.strategy.optimizer if self._reference is not None else None
         optimizer = optimizer or self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
@@ -395,6 +429,7 @@ class Trainer(WithOwnLoss):
             interrupt=interrupt,
             storage=self.storage,
             save_function=self.save_function,
+            freezing=self._freezing,
         )
 
     def _train_batches(self) -> TrainBatches:
@@ -422,6 +457,8 @@ class Trainer(WithOwnLoss):
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
         metrics = run.meter.summary()
+        if self.args.data_retries:
+            metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)

@@ -30,6 +30,9 @@ def check_missing_packages(subject: Subject) -> Iterator[Diagnostic]:
         place = Diagnostic(code=CODE, message="", span=node.span, path=format_path(path))
         of_settings: set[Requirement] = set()
         for name, value, inner, entry in _settings(subject, node):
+            # FSDP2 takes the place of a DeepSpeed that is missing.
+            if name == "deepspeed" and _is_false(subject, node, "strict"):
+                continue
             for requirement in needed_by_setting(node.constructor, name, value):
                 of_settings.add(requirement)
                 shown = f"{node.name}.{name}" if node.name else name
@@ -62,6 +65,11 @@ def _finding(
     lack = found[requirement]
     if lack is not None:
         yield replace(place, message=f"{what} needs {lack}", hint=requirement.hint)
+
+
+def _is_false(subject: Subject, node: Call, name: str) -> bool:
+    """Returns whether a call gives a setting the value false."""
+    return any(found == name and value is False for found, value, *_ in _settings(subject, node))
 
 
 def _settings(subject: Subject, node: Call) -> Iterator[tuple[str, object, GraphPath, Entry | None]]:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from forgather.aliases import alias_of
 from forgather.batch_triangle import SCHEDULE, engine_total
 from forgather.config.graph import Call, CallKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.lint.call_check import Called
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _DEEPSPEED = "forgather.ml.strategy.deepspeed_config"
+_DEEPSPEED_ARGUMENTS = "forgather.ml.strategy.deepspeed_arguments"
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _WRAP = "transformer_layer_cls_to_wrap"
 
@@ -48,12 +50,10 @@ def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
-    entry = arguments.entry("deepspeed")
-    if entry is None or (isinstance(entry.value, Scalar) and not entry.value.value):
-        return
-    try:
-        asked = plain_value(entry.value, "deepspeed")
-    except ProjectError:
+    entries = [entry for entry in arguments.call.kwargs if _is_of_deepspeed(str(entry.key))]
+    entry = arguments.entry("deepspeed") or next(iter(entries), None)
+    asked = _asked(entries, arguments, calls)
+    if entry is None or not asked:
         return
     judge: Any = import_module(_DEEPSPEED)
     if not _is_ours(arguments, calls):
@@ -62,7 +62,7 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
             yield replace(one, span=one.span or _place_in(entry, one.message))
         return
     known = known_processes(graph)
-    given = _settings(arguments, calls, known or 1)
+    given = _settings(arguments, calls, known or 1, asked)
     if given is None:
         return
     # With the number of processes, these may be known only at the start.
@@ -74,8 +74,26 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
     except ForgatherError as error:
         for one in (error.diagnostic, *error.others):
             if known is not None or not one.message.startswith(open_before_a_run):
-                span = one.span or _place_in(entry, one.message)
-                yield replace(one, span=span)
+                words = one.message.split()
+                place = next((word for word in entries if str(word.key) in words), entry)
+                yield replace(one, span=one.span or _place_in(place, one.message))
+
+
+def _is_of_deepspeed(name: str) -> bool:
+    """Returns whether a setting is DeepSpeed's config, or is written next to it and belongs inside of it."""
+    alias = alias_of("setting", name)
+    return name == "deepspeed" or (alias is not None and alias.is_accepted and alias.name.startswith("deepspeed"))
+
+
+def _asked(entries: list[Entry], arguments: TrainerArguments, calls: Mapping[int, Called]) -> Any:
+    """Returns DeepSpeed's config with the settings that are written next to it; None without one, or if it is open."""
+    called = calls.get(id(arguments.call))
+    rules = rules_about(called) if called else ()
+    try:
+        words = {str(entry.key): plain_value(entry.value, str(entry.key)) for entry in entries}
+    except ProjectError:
+        return None
+    return rules[0].names(words, {})[0].get("deepspeed") if rules else words.get("deepspeed")
 
 
 def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
@@ -85,7 +103,9 @@ def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
     )
 
 
-def _settings(arguments: TrainerArguments, calls: Mapping[int, Called], processes: int) -> SimpleNamespace | None:
+def _settings(
+    arguments: TrainerArguments, calls: Mapping[int, Called], processes: int, asked: Any
+) -> SimpleNamespace | None:
     """Returns the trainer arguments that DeepSpeed's config must agree with; None if one of them is not plain data."""
     called = calls.get(id(arguments.call))
     rules = rules_about(called) if called else ()
@@ -96,15 +116,20 @@ def _settings(arguments: TrainerArguments, calls: Mapping[int, Called], processe
         name: node.value if isinstance(node, Scalar) else None for name, node in written.items()
     }
     try:
-        values |= {name: plain_value(written[name], name) for name in (SCHEDULE, "deepspeed") if name in written}
+        values |= {name: plain_value(written[name], name) for name in (SCHEDULE,) if name in written}
     except ProjectError:
         return None
     given = {rules[0].renamed.get(name, name): value for name, value in values.items()}
+    given["deepspeed"] = asked
+    explicit = {name for name, value in given.items() if value is not None}
+    judge: Any = import_module(_DEEPSPEED_ARGUMENTS)
+    given |= {name: value for _, name, value in judge.implied_settings(given)}
     whole = rules[0].complete({**given, "nproc_per_node": processes}, given)
     numbers = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm")
     if not all(isinstance(whole.get(name), int | float) for name in numbers):
         return None
-    return SimpleNamespace(**{name.replace(".", "_"): value for name, value in whole.items()})
+    plain = {name.replace(".", "_"): value for name, value in whole.items()}
+    return SimpleNamespace(**plain, explicit=explicit)
 
 
 def _place_in(entry: Entry, message: str) -> Any:

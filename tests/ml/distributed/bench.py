@@ -78,6 +78,22 @@ OPTIONS = {
     "fewer from epoch 1": {"settings": {"accumulate_grad_batches": {0: 3, 1: 2}}},
     "more from step 2": {"settings": {"accumulate_grad_batches": {"steps": {0: 1, 2: 3}}}},
     "global batch": {"settings": {"global_batch_size": 3 * GLOBAL_ROWS}, "as": ""},
+    "groups": {
+        "settings": {
+            "parameter_groups": [
+                {"pattern": "embed_tokens|wte", "learning_rate": 1e-4, "weight_decay": 0.0},
+                {"pattern": "layers.[1-6]|h.[1-6]", "learning_rate": 3e-3},
+            ],
+            "layer_lr_decay": 0.8,
+            "lr_scheduler_type": "cosine",
+        }
+    },
+    "frozen by name": {"settings": {"freeze": ["embed_tokens|wte", "layers.[0-1]|h.[0-1]", "norm.weight|ln_f"]}},
+    "frozen at first": {
+        "settings": {
+            "freeze": [{"pattern": "*embed_tokens|wte|layers.0|h.0", "until": 2}, {"pattern": "*.5", "until": "1ep"}]
+        }
+    },
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
@@ -283,10 +299,9 @@ def train(cell, sabotage=None):
             per_device_train_batch_size=GLOBAL_ROWS // cell.dp_size,
             gradient_accumulation_steps=cell.written_accumulation,
             num_train_epochs=2,
-            lr_scheduler_type="constant",
             logging_steps=1,
             save_strategy="no",
-            **(precision | option.get("settings", {}) | cell.settings),
+            **({"lr_scheduler_type": "constant"} | precision | option.get("settings", {}) | cell.settings),
         )
         trainer = getattr(forgather.ml, cell.trainer)(
             model_init=functools.partial(

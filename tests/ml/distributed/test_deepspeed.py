@@ -309,7 +309,8 @@ def test_a_missing_deepspeed_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(DistributedError, match=r"ask for deepspeed, and it is not installed") as caught:
         import_deepspeed("cpu")
-    assert ("FG740", "pip install 'forgather[deepspeed]'") == (caught.value.code, caught.value.hint)
+    assert "FG740" == caught.value.code
+    assert caught.value.hint.startswith("pip install 'forgather[deepspeed]', or set strict: false")
 
 
 def _refused(args, made):
