@@ -101,6 +101,7 @@ class Trainer(TrainerFacts):
             scene.hooks.call_callbacks("on_exception", error)
             raise
         scene.hooks.call("on_fit_end")
+        self.write_requested()
         self._teardown("fit")
 
     def validate(
