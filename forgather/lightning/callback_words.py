@@ -26,8 +26,10 @@ def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bo
     if read is not None:
         return read(reading, dict(options))
     alias = alias_of("constructor", f"*:{name}", "lightning")
-    if alias is not None and alias.verdict == "elsewhere":
-        reading.notes.append(f"{name} has no effect of its own: {alias.why}")
+    # Of a progress bar, `enable_progress_bar` says whether there is one.
+    shown = "progress is shown by forgather.ml.callbacks:ProgressCallback" if alias and alias.verdict == "same" else ""
+    if alias is not None and (shown or alias.verdict == "elsewhere"):
+        reading.notes.append(f"{name} has no effect of its own: {shown or alias.why}")
         for option, value in options.items():
             _refuse(reading, name, option, value, "leave it out")
     else:

@@ -153,7 +153,7 @@ def _read_logger(reading: Reading, word: str, value: Any) -> None:
         if not isinstance(one, Given) or one.name not in _TRACKERS:
             name = one.name if isinstance(one, Given) else one
             alias = alias_of("constructor", f"*:{name}", TOOL) if isinstance(one, Given) else None
-            reading.refuse(word, alias.why if alias else f"expected {', '.join(_TRACKERS)}, or true", value=name)
+            reading.refuse(word, alias.hint if alias else f"expected {', '.join(_TRACKERS)}, or true", value=name)
             continue
         tracker, options = _TRACKERS[one.name]
         names.append(tracker)

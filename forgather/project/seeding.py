@@ -102,7 +102,12 @@ def _arguments(graph: Graph) -> Call | None:
     if found is not None:
         return found.call
     target = graph.targets.get("trainer_args")
-    return target.value if target and isinstance(target.value, Call) else None
+    if target and isinstance(target.value, Call):
+        return target.value
+    # A trainer that takes its settings itself is an argument of what runs it, see trainers/lightning.yaml.
+    main = graph.targets.get("main")
+    trainer = keyword(main.value, "trainer") if main and isinstance(main.value, Call) else None
+    return trainer if isinstance(trainer, Call) else None
 
 
 def _default(call: Call, meta: ProjectMeta) -> int | None:

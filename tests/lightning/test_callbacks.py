@@ -232,17 +232,6 @@ def test_every_problem_is_told(monkeypatch):
     assert 2 == len(error.value.__notes__)
 
 
-def test_the_group_of_a_strategy_goes_to_accelerate():
-    from forgather.lightning import DDPStrategy
-    from forgather.ml import AccelTrainingArguments
-
-    strategy = DDPStrategy(process_group_backend="gloo", timeout={"seconds": 90}, gradient_as_bucket_view=True)
-    found = read_words(strategy=strategy, devices=1, max_epochs=1, accelerator="cpu", logger=False)
-    args = AccelTrainingArguments(**{**found.settings, "output_dir": "out"})
-    assert (True, "gloo") == (args.ddp_gradient_as_bucket_view, args.accelerator_args["backend"])
-    assert 90 == args.accelerator_args["kwargs_handlers"][0].timeout.total_seconds()
-
-
 def test_a_metric_that_is_not_finite_ends_a_run():
     control = TrainerControl()
     state = SimpleNamespace(epoch=1, is_world_process_zero=True)

@@ -147,6 +147,15 @@ def test_a_module_of_a_config_trains_and_resumes_from_a_link(tmp_path, monkeypat
     assert ["checkpoint-12", "checkpoint-8"] == sorted(one.name for one in folder.glob("checkpoint-*"))
 
 
+def test_a_module_is_built_with_the_seed_of_the_words(tmp_path):
+    def weight(**variables):
+        built = Project("main", tmp_path, trust=True, **variables)("module")
+        return built.layer.weight.detach().tolist()
+
+    project(tmp_path)
+    assert weight() == weight() != weight(seed=7)
+
+
 def test_the_script_of_the_page_trains(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs/coming-from/lightning.md").read_text(encoding="utf-8")
     script = re.search("```python\n(.*?)```", page, re.DOTALL)[1]

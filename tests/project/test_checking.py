@@ -42,6 +42,7 @@ NEEDED = {
     "models/pretrained_seq2seq.yaml": "    pretrained_model_name_or_path: some/model\n",
     **dict.fromkeys(("quantization/int8.yaml", "quantization/nf4.yaml", "quantization/torchao_int8.yaml"), QUANTIZED),
     "tokenizers/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
+    "trainers/lightning.yaml": "[module]\n    !singleton:torch.nn:Linear [1, 1]\n",
 }
 # Templates whose rows or labels only the other templates of a task fit.
 OF_TRL = ("trainers/grpo.yaml", "trainers/rloo.yaml", "trainers/trl_trainer.yaml")
@@ -114,7 +115,7 @@ def test_a_config_with_a_template_of_the_library_has_no_errors(template, checked
     first = (LIBRARY / template).read_text().split("\n")[0]
     block = first.partition("[")[2].partition("]")[0]
     if template.startswith("trainers/") and template != "trainers/base.yaml":
-        text = f"-- extends '{template}'\n"
+        text = f"-- extends '{template}'\n{NEEDED.get(template, '')}"
     elif first.startswith("## For ["):
         base = f"tasks/{TASK_OF[template]}.yaml" if template in TASK_OF else "trainers/trainer.yaml"
         text = f"-- extends '{base}'\n[{block}]\n    -- include '{template}'\n{NEEDED.get(template, '')}"

@@ -35,8 +35,8 @@ def test_the_table_has_the_versions_of_the_extras(name):
 
 def test_each_extra_for_fine_tuning_is_in_the_table_or_serves():
     known = {facts.get("extra") for facts in TABLE["distributions"].values()}
-    # `sweep` is for a command, and `nvml` for what monitors show besides.
-    assert {"dev", "tools", "serve", "sweep", "nvml"} | known - {None} >= EXTRAS.keys() >= known - {None}
+    # `sweep` is for a command, `nvml` for what monitors show besides, and `lightning` for scripts that import it.
+    assert {"dev", "tools", "serve", "sweep", "nvml", "lightning"} | known - {None} >= EXTRAS.keys() >= known - {None}
 
 
 def test_what_is_extra_is_pinned():
