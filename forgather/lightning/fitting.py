@@ -153,6 +153,7 @@ class ModuleLoop(OneProcessTrainer):
             restore_rng(self._before)
         steps.all_batches = data.epoch * (data.num_batches or 0) + data.batch
         scene.hooks.call("on_train_start")
+        scene.trainer.write_requested()
         if data.at_end_of_epoch:
             # The checkpoint was written at the last step of an epoch, before its hooks.
             steps.batches, data.has_last = data.batch, True
@@ -177,6 +178,7 @@ class ModuleLoop(OneProcessTrainer):
             run.finish_epoch(complete=complete)
             scene.trainer.write_requested()
         scene.hooks.call("on_train_end")
+        scene.trainer.write_requested()
 
     def _end_epoch(self, run: Run) -> None:
         self.steps.end_epoch(is_whole=self.prepare_data().has_last)

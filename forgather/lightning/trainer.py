@@ -101,6 +101,7 @@ class Trainer(TrainerFacts):
             scene.hooks.call_callbacks("on_exception", error)
             raise
         scene.hooks.call("on_fit_end")
+        self.write_requested()
         self._teardown("fit")
 
     def validate(
@@ -271,6 +272,15 @@ class Trainer(TrainerFacts):
 
     def _settings(self) -> dict[str, Any]:
         settings = dict(self.words.settings)
+        assert self._scene is not None  # noqa: S101
+        owners = [self._scene.module, *self._scene.hooks.callbacks]
+        reads_gradients = any(overridden(owner, "on_before_optimizer_step") for owner in owners)
+        if settings.get("fp16") and (reads_gradients or self._clip_value is not None):
+            # Our strategies unscale gradients in the step itself, after this hook.
+            raise unsupported(
+                "gradients are read before the optimizer step, and those of 16-mixed are scaled then",
+                'use precision="bf16-mixed", without on_before_optimizer_step or clipping by value otherwise',
+            )
         if "metric_for_best_model" in settings:
             # The loop of the module decides when it validates; our settings only have to say that it does.
             settings |= {"eval_strategy": "epoch", "eval_delay": 2**31}

@@ -175,6 +175,10 @@ def clipped_by_value(L, folder):
     return fitted(L, folder, words={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"})
 
 
+def mixed_precision(L, folder):
+    return fitted(L, folder, words={"precision": "bf16-mixed", "gradient_clip_val": 0.5})
+
+
 def checked_within_epochs(L, folder):
     words = {"val_check_interval": 2, "limit_val_batches": 2, "limit_train_batches": 3, "max_epochs": 3}
     return fitted(L, folder, words={**words, "val_check_interval": 0.5, "num_sanity_val_steps": 1})
@@ -365,6 +369,7 @@ CASES = [
     accumulation,
     clipped_by_norm,
     clipped_by_value,
+    mixed_precision,
     checked_within_epochs,
     checked_across_epochs,
     trial,

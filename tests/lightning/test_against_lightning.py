@@ -15,3 +15,10 @@ RECORDED = json.loads((Path(__file__).parent / "recorded/lightning_runs.json").r
 @pytest.mark.parametrize("case", scripts.CASES, ids=lambda case: case.__name__)
 def test_a_script_comes_to_what_it_comes_to_under_lightning(case, tmp_path):
     assert [] == differences(RECORDED[case.__name__], plain(case(L, tmp_path)))
+
+
+def test_the_comparison_sees_another_run():
+    assert len(differences(RECORDED["adamw"], RECORDED["mixed_precision"])) > 20
+    assert [".calls[0][1]: 'setup', found 'other'"] == differences(
+        {"calls": [["callback", "setup"]]}, {"calls": [["callback", "other"]]}, ""
+    )

@@ -131,6 +131,14 @@ def test_words_that_the_data_or_the_processes_do_not_fit_are_refused(tmp_path, w
         fit(tmp_path, words=words)
 
 
+def test_scaled_gradients_are_not_read(tmp_path):
+    words = {"precision": "16-mixed"}
+    with pytest.raises(ForgatherError, match="FG865.*those of 16-mixed are scaled then"):
+        fit(tmp_path, words=words, changes={"on_before_optimizer_step": lambda self, optimizer: None})
+    with pytest.raises(ForgatherError, match="FG865.*those of 16-mixed are scaled then"):
+        fit(tmp_path, words={**words, "gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"})
+
+
 def test_a_run_without_data_or_a_second_run_is_refused(tmp_path):
     with pytest.raises(ForgatherError, match="FG802.*there is no training data"):
         fit(tmp_path, data=[])

@@ -108,6 +108,17 @@ def test_a_checkpoint_in_a_step_is_written_at_its_end_and_resumes_there(tmp_path
     assert after(whole, 5) == after(found, 0)
 
 
+def test_a_checkpoint_of_the_last_hooks_is_written(tmp_path):
+    def saving(name):
+        return lambda self, *args: self.trainer.save_checkpoint(tmp_path / name)
+
+    run(tmp_path / "run", epochs=1, changes={name: saving(name) for name in ("on_train_end", "on_validation_end")})
+    found = {
+        name: [folder.name for folder in (tmp_path / name).iterdir()] for name in ("on_train_end", "on_validation_end")
+    }
+    assert {"on_train_end": ["checkpoint-4"], "on_validation_end": ["checkpoint-4"]} == found
+
+
 def best_of(folder, words):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", float({1: 0.5, 2: 1.0}.get(self.current_epoch, 2.0)))
