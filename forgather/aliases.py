@@ -141,7 +141,10 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
     # Our own functions of data are never called with a setting of another tool by chance.
     is_told |= alias is not None and alias.verdict == "none" and owner.startswith("forgather.ml.data:")
-    if alias is not None and (is_told or alias.name in candidates):
+    # A word that means a setting inside a mapping is explained by the place that it has there.
+    known = "" if alias is None else alias.name.partition(".")[0] if alias.to.startswith("inner:") else alias.name
+    is_told |= alias is not None and kind != "keyword" and known != alias.name
+    if alias is not None and (is_told or known in candidates):
         return alias.hint
     # A deprecated name may be the most similar one, and would only lead to the next warning.
     gone = read_aliases()["deprecated"].get(owner, {})

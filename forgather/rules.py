@@ -124,6 +124,9 @@ class Rules(NamedTuple):
             if present is None:
                 found += self._without_place(name, value, others, is_known=elsewhere is not None)
                 continue
+            if isinstance(value, Mapping) and self.settings[present]["type"] == "flag":
+                value, more = _switch_of(name, value)
+                found += more
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
             advice = f"write {present!r} in place of {name!r}"
@@ -249,9 +252,10 @@ class Rules(NamedTuple):
     def _in_other_words(self, name: str) -> str | None:
         """Returns a hint about a setting that another tool calls `name` and that `settings` lacks; otherwise None."""
         alias = alias_of("setting", name)
-        if alias is None or alias.verdict != "same" or alias.name in self.settings or alias.to.startswith("inner:"):
+        root = "" if alias is None else alias.name.partition(".")[0]
+        if alias is None or alias.verdict != "same" or root in self.settings:
             return None
-        instead = self.instead.get(alias.name) or self.instead.get("*")
+        instead = self.instead.get(root) or self.instead.get("*")
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Violation]:
@@ -442,6 +446,23 @@ def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None 
 def _inside_hint(name: str, key: str, rule: Mapping[str, Any], rules: Rules | None) -> str | None:
     outside, around = (tuple(rules.settings), rules.name) if rules else ((), "")
     return suggest_inside(name.rpartition(".")[2], key, list(rule["keys"]), outside=outside, around=around)
+
+
+def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violation]]:
+    """Returns the value of a switch that DeepSpeed writes as a section with `enabled`, and the violations of its keys.
+
+    Args:
+        name: the name of the switch, as in `activation_checkpointing`.
+        section: the section. Without `enabled`, a section is written to switch on.
+    """
+    found: list[Violation] = []
+    for key, value in section.items():
+        if key == "enabled" or value is None or value is False:
+            continue
+        alias = alias_of("setting", str(key))
+        hint = alias.why if alias is not None and alias.verdict == "none" else f"write {name}: true"
+        found.append(Violation("FG811", f"{key!r} of {name} is not available", name, hint, found=value))
+    return section.get("enabled", True), found
 
 
 def _set_inside(mapping: dict[str, Any], keys: Sequence[str], value: Any, prefix: str) -> bool:

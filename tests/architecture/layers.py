@@ -245,7 +245,7 @@ strategies:
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
-    strategy.pipeline.schedules strategy.registry strategy.state
+    strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
     strategy.initial_weights strategy.model_strategy strategy.pipeline.split
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
     strategy.pipeline.stage strategy.single

@@ -2,6 +2,7 @@
 said to belong to the launch, or is refused with a reason."""
 
 import dataclasses
+import importlib.util
 import logging
 import re
 from pathlib import Path
@@ -10,8 +11,10 @@ import accelerate
 import pytest
 from accelerate.commands.config.config_args import ClusterConfig
 
+from forgather.aliases import alias_of
+from forgather.cli.parsing import build_parser
 from forgather.errors import DistributedError
-from forgather.ml import AccelTrainingArguments
+from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, TrainingArguments
 from forgather.ml.trainer.accelerate_words import refuse_other_processes
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.translation import translate_inside
@@ -263,3 +266,44 @@ def test_a_switch_of_deepspeed_that_is_off_asks_for_nothing(tmp_path):
 def test_the_words_of_transformers_fsdp_are_read(tmp_path, fsdp, expected):
     args = arguments(tmp_path, fsdp=fsdp)
     assert expected == (args.fsdp, args.fsdp_config)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("zero_stage", "DeepSpeed trains with trainers/accel_trainer.yaml"),
+        ("offload_optimizer", "DeepSpeed trains with trainers/accel_trainer.yaml"),
+        ("even_batches", "it is called 'accelerator_args.even_batches'"),
+        ("strict", "trainers/accel_trainer.yaml"),
+        ("accelerate_config", "trainers/accel_trainer.yaml"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TrainingArguments, PipelineTrainingArguments])
+def test_another_trainer_names_the_one_that_has_the_setting(tmp_path, kind, word, hint):
+    with pytest.raises(SettingError, match=f"has no setting '{word}'") as caught:
+        kind(str(tmp_path), **{word: True})
+    assert "FG810" == caught.value.code
+    assert hint in caught.value.hint
+
+
+def test_activation_checkpointing_of_deepspeed_is_a_switch(tmp_path):
+    off = {"partition_activations": False, "cpu_checkpointing": False}
+    assert arguments(tmp_path, activation_checkpointing={"enabled": True, **off}).gradient_checkpointing
+    assert not arguments(tmp_path, activation_checkpointing={"enabled": False}).gradient_checkpointing
+    for key in ("partition_activations", "cpu_checkpointing"):
+        with pytest.raises(SettingError, match=f"'{key}' of activation_checkpointing is not available") as caught:
+            arguments(tmp_path, activation_checkpointing={key: True})
+        assert ("FG811", True) == (caught.value.code, "gradient_checkpointing: true" in caught.value.hint)
+
+
+def test_every_option_of_the_deepspeed_launcher_has_an_answer():
+    found = importlib.util.find_spec("deepspeed")
+    if found is None:
+        pytest.skip("deepspeed is not installed")
+    source = Path(found.origin).parent / "launcher" / "runner.py"
+    words = re.findall(r'add_argument\((?:"-\w",\s*)?"--(\w+)"', source.read_text(encoding="utf-8"))
+    assert {"num_gpus", "hostfile", "include", "autotuning"} <= set(words)
+    ours = {word.lstrip("-") for action in build_parser("train")[1]._actions for word in action.option_strings}
+    # Options that mean the same in both.
+    known = {word for word in words if word.replace("_", "-") in ours}
+    assert [] == [word for word in words if word not in known and not alias_of("option", word)]

@@ -55,7 +55,8 @@ class AccelTrainer(Trainer):
         Raises:
             TrainingError: FG743 if there are two schedules, FG744 if DeepSpeed's one is not available.
         """
-        asked = self.args.deepspeed_config
+        # Arguments of another trainer are refused by the check that follows.
+        asked = getattr(self.args, "deepspeed_config", None)
         if asked is None or asked == AUTO:
             return optimizer_factory, lr_scheduler_factory
         scheduled = schedule_factory(asked, self.args)

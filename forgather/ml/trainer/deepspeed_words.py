@@ -18,13 +18,8 @@ from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.deepspeed_config import (
-    implied_settings,
-    offloads,
-    optimizer_section,
-    readable_settings,
-    written_settings,
-)
+from forgather.ml.strategy.deepspeed_arguments import implied_settings, optimizer_section, readable_settings
+from forgather.ml.strategy.deepspeed_config import offloads, written_settings
 from forgather.ml.strategy.deepspeed_settings import AUTO, ZERO
 from forgather.ml.trainer.deepspeed_schedules import SCHEDULES, DeepSpeedSchedule
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _DEEPSPEED = "forgather.ml.strategy.deepspeed_config"
+_DEEPSPEED_ARGUMENTS = "forgather.ml.strategy.deepspeed_arguments"
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _WRAP = "transformer_layer_cls_to_wrap"
 
@@ -121,7 +122,7 @@ def _settings(
     given = {rules[0].renamed.get(name, name): value for name, value in values.items()}
     given["deepspeed"] = asked
     explicit = {name for name, value in given.items() if value is not None}
-    judge: Any = import_module(_DEEPSPEED)
+    judge: Any = import_module(_DEEPSPEED_ARGUMENTS)
     given |= {name: value for _, name, value in judge.implied_settings(given)}
     whole = rules[0].complete({**given, "nproc_per_node": processes}, given)
     numbers = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm")
