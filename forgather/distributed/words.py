@@ -80,8 +80,8 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
     """
     given = {name: value for name, value in (config or {}).items() if value is not None}
     if not isinstance(given.get("callbacks", ()), list | tuple):
-        found = f"callbacks is {given['callbacks']!r:.80}"
-        raise _error(Violation("FG813", found, "callbacks", "give a list of callbacks", expected="a list"))
+        message = f"callbacks is {given['callbacks']!r:.80}"
+        raise _error(Violation("FG813", message, "callbacks", "give a list of callbacks", expected="a list"))
     save_logs = _flag(given, _SAVE_LOGS)
     log_dir = given.pop(_LOG_DIR, None) if save_logs else None
     objects: dict[str, Any] = {}
