@@ -126,6 +126,31 @@ def constructor_text(maker: Any) -> str | None:
     return "\n".join([f"!partial:{module}:{name}", *(f"{key}: {yaml_text(of, key)}" for key, of in keywords.items())])
 
 
+def refuse_missing_loss(model: Any, dataset: Any) -> None:
+    """Raises an error if a module takes fewer inputs than a row has, and so cannot compute its loss itself.
+
+    Args:
+        model: the module, which is trained without a loss of the script.
+        dataset: the training data, of which the first row is read.
+
+    Raises:
+        TrainingError: FG806 if the first row does not fit the module's `forward`.
+    """
+    if not _is_module(model) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
+        return
+    row = dataset[0]
+    if not isinstance(row, tuple | list):
+        return
+    try:
+        inspect.signature(model.forward).bind(*row)
+    except TypeError:
+        raise TrainingError(
+            f"a row has {len(row)} items, and {type(model).__name__} does not take all of them: it returns no loss",
+            code="FG806",
+            hint="give config['loss_fn'], a function of (outputs, targets) such as torch.nn.CrossEntropyLoss()",
+        ).about("loss_fn") from None
+
+
 def refuse_other_processes(count: int, what: str) -> None:
     """Raises an error if the number of processes is not the one that a script states.
 

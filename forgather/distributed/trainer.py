@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.distributed.data_loader import read_data
-from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine
+from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine, refuse_missing_loss
 from forgather.distributed.optimizer import read_optimizer
 from forgather.distributed.script_config import ScriptConfig
 from forgather.distributed.script_parts import ScriptParts
@@ -336,6 +336,8 @@ class DistributedTrainer:
         if not self._folder:
             self._folder = tempfile.mkdtemp(prefix="forgather-script-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        if "loss_fn" not in variables:
+            refuse_missing_loss(self._parts.engine.model, variables["train_dataset"])
         project = config.open(self._folder)
         project.refuse_errors()
         started = datetime.now(UTC)

@@ -78,7 +78,10 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
         TrainingError: FG810 if a word is unknown; FG811 if it has no counterpart; FG812 if two words set one setting;
             FG813 if a value is not allowed.
     """
-    given = {name: value for name, value in dict(config or {}).items() if value is not None}
+    given = {name: value for name, value in (config or {}).items() if value is not None}
+    if not isinstance(given.get("callbacks", ()), list | tuple):
+        message = f"callbacks is {given['callbacks']!r:.80}"
+        raise _error(Violation("FG813", message, "callbacks", "give a list of callbacks", expected="a list"))
     save_logs = _flag(given, _SAVE_LOGS)
     log_dir = given.pop(_LOG_DIR, None) if save_logs else None
     objects: dict[str, Any] = {}
@@ -114,6 +117,9 @@ def merged_words(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> di
     Raises:
         TrainingError: FG812 if both give a word different values.
     """
+    if config is not None and not isinstance(config, Mapping):
+        found = f"config is a {type(config).__name__}"
+        raise _error(Violation("FG813", found, "config", "give a mapping of words, as {'batch_size': 8}"))
     given = dict(config or {})
     for name, value in own.items():
         if name in given and given[name] != value:

@@ -285,6 +285,16 @@ def test_an_optimizer_that_cannot_be_made_again_is_refused(name):
     assert "FG819" == raised.value.code
 
 
+def test_a_module_without_a_loss_is_refused():
+    config = {**CONFIG, "loss_fn": None}
+    with pytest.raises(TrainingError, match=r"a row has 2 items, and Classifier .* returns no loss") as raised:
+        DistributedTrainer(module(), config=config).train(1, parts.numbers())
+    assert "FG806" == raised.value.code
+    for words, said in (({**CONFIG, "callbacks": 3}, "callbacks is 3"), ([1], "config is a list")):
+        with pytest.raises(TrainingError, match=said):
+            DistributedTrainer(module(), config=words)
+
+
 def test_an_optimizer_and_a_learning_rate_must_agree():
     with pytest.raises(TrainingError, match=r"learning_rate is 0.5, and the optimizer has 0.01"):
         DistributedTrainer(model := module(), optimizer_of(model), config={**CONFIG, "learning_rate": 0.5})
