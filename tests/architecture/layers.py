@@ -255,7 +255,7 @@ trainers:
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.optimizers trainer.predictions
+    trainer.control trainer.data_loader trainer.optimizers trainer.predictions trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks

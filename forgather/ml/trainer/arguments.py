@@ -69,6 +69,13 @@ class TrainingArguments:
         freeze: the parameters that are not trained: a list of patterns as in `parameter_groups`. A mapping of `pattern`
             and `until` freezes parameters for the first steps only (`until: 100`), or for the first epochs (`until:
             "2ep"`). Their gradients are not computed, and no weight decay changes them.
+        ema_decay: the decay of an exponential moving average of the trained weights (EMA), which is the model at the
+            end of the run; None for no average. Checkpoints hold both.
+        ema_update_after_step: the number of steps after which the average starts, from a copy of the weights.
+        ema_every: the number of steps between two updates of the average.
+        ema_evaluate: whether evaluations during the run use the average; false for the weights that are trained.
+        neftune_noise_alpha: the size of the uniform noise that is added to the embedded inputs in training, which is
+            this number divided by the square root of the length times the width of the embedded rows (NEFTune).
         lr_scheduler_type: the name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the learning rate schedule.
         warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
@@ -186,6 +193,11 @@ class TrainingArguments:
     parameter_groups: Sequence[Mapping[str, Any]] | None = None
     layer_lr_decay: float | None = None
     freeze: Sequence[str | Mapping[str, Any]] | None = None
+    ema_decay: float | None = None
+    ema_update_after_step: int = 0
+    ema_every: int = 1
+    ema_evaluate: bool = True
+    neftune_noise_alpha: float | None = None
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0

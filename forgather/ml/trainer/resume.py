@@ -49,6 +49,7 @@ from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep
+from forgather.ml.trainer.weight_average import WeightAverage
 
 _log = get_logger(__name__)
 
@@ -315,6 +316,7 @@ def restore_checkpoint(
     meter: Meter,
     *,
     meanings: Meanings | None = None,
+    average: WeightAverage | None = None,
 ) -> RestoredState:
     """Restores a checkpoint into the parts of a run. Collective: every process must call it.
 
@@ -327,6 +329,7 @@ def restore_checkpoint(
         meter: the meter, whose sums of losses are restored.
         meanings: the description of the resumed run's tokenizer, labels and model settings. It is compared with the
             description in the checkpoint. None, which skips the comparison, if the same run wrote the checkpoint.
+        average: the moving average of the weights, which is restored; None if there is none.
 
     Raises:
         CheckpointError: FG605 if the checkpoint belongs to another model, optimizer or schedule; FG608 if a required
@@ -334,7 +337,7 @@ def restore_checkpoint(
             not have the form in which a run writes it.
     """
     with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
-        return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings)
+        return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings, average)
 
 
 def _restore_parts(
@@ -346,6 +349,7 @@ def _restore_parts(
     data: TrainBatches,
     meter: Meter,
     meanings: Meanings | None,
+    average: WeightAverage | None,
 ) -> RestoredState:
     progress = collectives.run_collectively(lambda: read_progress(folder))
     held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
@@ -372,6 +376,10 @@ def _restore_parts(
     with restoring(OPTIMIZER, folder):
         strategy.restore(saved)
         strategy.restore_optimizer(saved)
+        if average is not None:
+            average.restore(saved, checked_numbers(parts.get("average", {}), whole=True))
+        elif "average" in parts:
+            _log.warning("the checkpoint has averaged weights, which are left out: ema_decay is not set")
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))

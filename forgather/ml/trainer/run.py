@@ -50,6 +50,7 @@ from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.trainer.utilization import Utilization
+from forgather.ml.trainer.weight_average import WeightAverage
 from forgather.ml.types import StepRecord, Update, Window
 
 _log = get_logger(__name__)
@@ -70,6 +71,7 @@ class Run:
         storage: the object through which checkpoints are written.
         save_function: the user's function that writes further files of a checkpoint, or None.
         freezing: the parameters that are frozen in some of the steps; None if there are none.
+        average: the moving average of the weights; None if there is none.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Run:
         storage: Storage,
         save_function: SaveFunction | None = None,
         freezing: Freezing | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         self.session = session
         self.args = session.args
@@ -103,7 +106,8 @@ class Run:
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
         parts = (session, strategy, storage, self.sync, self._training_state)
-        self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function)
+        self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function, average=average)
+        self._average = average
         self.in_update = False
         self._freezing = freezing or Freezing(None)
         self._meanings = meaning_facts(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
@@ -333,6 +337,8 @@ class Run:
         self.data.advance(window)
         state.global_step += 1
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
+        if self._average is not None and not update.skipped:
+            self._average.update(state.global_step)
         state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
         self.clock.finish(state.global_step, loss, update, window, self.guard.bad)
@@ -484,6 +490,7 @@ class Run:
             "owed": pending_actions(self.session.control),
             "control": self.requests.state_dict(),
             "meanings": self._meanings,
+            **({} if self._average is None else {"average": self._average.state_dict()}),
         }
 
     def load(self, folder: Path) -> None:
@@ -501,7 +508,14 @@ class Run:
 
     def _restore(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
         loaded = restore_checkpoint(
-            folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings
+            folder,
+            self.args,
+            self.strategy,
+            self.schedule,
+            self.data,
+            self.meter,
+            meanings=meanings,
+            average=self._average,
         )
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)

@@ -51,6 +51,7 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
+from forgather.ml.trainer.weight_average import WeightAverage
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
@@ -313,9 +314,11 @@ class SnapshotBuilder:
     Args:
         session: the session, with arguments, trainer state and callbacks.
         strategy: the strategy, whose weights and optimizer state are saved.
+        average: the moving average of the weights, which is saved, too; None if there is none.
     """
 
-    def __init__(self, session: Session, strategy: Strategy) -> None:
+    def __init__(self, session: Session, strategy: Strategy, average: WeightAverage | None = None) -> None:
+        self._average = average
         self._session = session
         self._strategy = strategy
         self._described: dict[str, bytes] | None = None
@@ -363,6 +366,8 @@ class SnapshotBuilder:
         args, state = self._session.args, self._session.state
         export_states(self._session)
         local_state = self._strategy.capture()
+        if self._average is not None:
+            local_state = self._average.added_to(local_state)
         if args.save_only_model:
             local_state = dataclasses.replace(local_state, optimizer=None)
         rank_files = self._planner.plan(local_state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,6 +63,7 @@ from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
+from forgather.ml.trainer.weight_average import WeightAverage, average_of
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
 
@@ -156,6 +158,7 @@ class Trainer(WithOwnLoss):
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
+        self._average: WeightAverage | None = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
@@ -367,6 +370,7 @@ class Trainer(WithOwnLoss):
         self._freezing.release(self.strategy)
         optimizer = self.strategy.optimizer if self._reference is not None else None
         optimizer = optimizer or self.strategy.build_optimizer()
+        self._average = average_of(self.strategy, self.args)
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(
             max_steps=steps,
@@ -409,6 +413,7 @@ class Trainer(WithOwnLoss):
             storage=self.storage,
             save_function=self.save_function,
             freezing=self._freezing,
+            average=self._average,
         )
 
     def _train_batches(self) -> TrainBatches:
@@ -442,6 +447,11 @@ class Trainer(WithOwnLoss):
             collectives.run_on_main(functools.partial(verify, run.saver.best_folder))
             with collectives.run_collectively(functools.partial(CheckpointReader, run.saver.best_folder)) as saved:
                 self.strategy.restore(saved)
+                if self._average is not None:
+                    self._average.restore(saved, {})
+        if self._average is not None:
+            self._average.replace_weights()
+            self._average = None
         # From here on an interrupt has no state left to save.
         run.complete = True
         if self.args.save_strategy != "no":
@@ -509,15 +519,17 @@ class Trainer(WithOwnLoss):
     def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
         sets = {name: self._eval_batches(rows) for name, rows in named.items()}
-        return evaluate(
-            self._session,
-            self.strategy,
-            sets,
-            functions=self.metric_functions,
-            generator=self.answer_generator,
-            prefix=prefix,
-            wants_end=wants_end,
-        )
+        is_averaged = self._average is not None and self.args.ema_evaluate
+        with self._average.in_place_of_weights() if is_averaged else nullcontext():  # type: ignore[union-attr]
+            return evaluate(
+                self._session,
+                self.strategy,
+                sets,
+                functions=self.metric_functions,
+                generator=self.answer_generator,
+                prefix=prefix,
+                wants_end=wants_end,
+            )
 
     def _eval_batches(self, rows: Any) -> RankBatches:
         dataset, collate = self._inputs(rows)
