@@ -200,7 +200,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.integrations.neftune import neftune_post_forward_hook
 
 from forgather import __version__
 from forgather.errors import TrainingError
@@ -30,6 +29,7 @@ from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.distributed import collectives
+from forgather.ml.embedding_noise import add_noise_to_embeddings
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.quantized import quantized_as, refusal
@@ -127,34 +127,6 @@ def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-
-
-def add_noise_to_embeddings(model: nn.Module, *, alpha: float) -> None:
-    """Adds uniform noise to the output of the input embeddings in training, and none in evaluation (NEFTune).
-
-    Args:
-        model: the model, which is changed in place.
-        alpha: the largest noise, times the square root of length times width of the output. Padding and all documents
-            of a packed row count in the length.
-
-    Raises:
-        TrainingError: FG814 if the model does not say what its input embeddings are.
-
-    Source:
-        `transformers.integrations.neftune`, whose hook is used unchanged.
-    """
-    try:
-        embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError, TypeError):
-        embeddings = None
-    if not isinstance(embeddings, nn.Module):
-        raise TrainingError(
-            f"neftune_noise_alpha is {alpha}, and {type(model).__name__} has no get_input_embeddings()",
-            code="FG814",
-            hint="give the model that method, or remove neftune_noise_alpha",
-        ).about("args.neftune_noise_alpha")
-    vars(embeddings)["neftune_noise_alpha"] = alpha
-    embeddings.register_forward_hook(neftune_post_forward_hook)
 
 
 def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> None:

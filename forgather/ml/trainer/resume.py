@@ -376,10 +376,7 @@ def _restore_parts(
     with restoring(OPTIMIZER, folder):
         strategy.restore(saved)
         strategy.restore_optimizer(saved)
-        if average is not None:
-            average.restore(saved, checked_numbers(parts.get("average", {}), whole=True))
-        elif "average" in parts:
-            _log.warning("the checkpoint has averaged weights, which are left out: ema_decay is not set")
+        _restore_average(average, saved, parts)
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
@@ -402,6 +399,13 @@ def _restore_parts(
         skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
     present_step = progress or TrainerState(global_step=step)
     return RestoredState(present_step, rng, pending, parts.get("guard", {}), skips, parts.get("control", {}))
+
+
+def _restore_average(average: WeightAverage | None, saved: CheckpointReader, parts: Mapping[str, Any]) -> None:
+    if average is not None:
+        average.restore(saved, checked_numbers(parts.get("average", {}), whole=True))
+    elif "average" in parts:
+        _log.warning("the checkpoint has averaged weights, which are left out: ema_decay is not set")
 
 
 def read_progress(folder: Path) -> TrainerState | None:

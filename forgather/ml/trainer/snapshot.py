@@ -51,7 +51,7 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
-from forgather.ml.trainer.weight_average import WeightAverage
+from forgather.ml.trainer.weight_average import WeightAverage, with_average
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
@@ -318,9 +318,7 @@ class SnapshotBuilder:
     """
 
     def __init__(self, session: Session, strategy: Strategy, average: WeightAverage | None = None) -> None:
-        self._average = average
-        self._session = session
-        self._strategy = strategy
+        self._session, self._strategy, self._average = session, strategy, average
         self._described: dict[str, bytes] | None = None
         self._planner = SavePlanner()
 
@@ -346,11 +344,10 @@ class SnapshotBuilder:
 
     def optimizer_size(self) -> dict[str, int]:
         """Returns the bytes that the state of a new optimizer will add to a checkpoint, by parameter name."""
-        optimizer = self._strategy.optimizer
         # A resumed optimizer has its state already, which `sizes` counts.
-        if self._session.args.save_only_model or getattr(optimizer, "state", None):
+        if self._session.args.save_only_model or getattr(self._strategy.optimizer, "state", None):
             return {}
-        return optimizer_bytes(self._strategy.model, optimizer)
+        return optimizer_bytes(self._strategy.model, self._strategy.optimizer)
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
         """Returns the part of a checkpoint of the current step that this process writes.
@@ -365,9 +362,7 @@ class SnapshotBuilder:
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
-        local_state = self._strategy.capture()
-        if self._average is not None:
-            local_state = self._average.added_to(local_state)
+        local_state = with_average(self._average, self._strategy.capture())
         if args.save_only_model:
             local_state = dataclasses.replace(local_state, optimizer=None)
         rank_files = self._planner.plan(local_state)
@@ -378,16 +373,17 @@ class SnapshotBuilder:
             TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
             TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
-        is_writer = self._strategy.topology.is_writer
         if not args.save_only_model:
             # Called last: it captures the random states from which the run continues.
             tree = training()
             # All processes pack it although one writes it, so that a value that cannot be stored is an error on all.
             plain, packed = collectives.run_collectively(lambda: pack_tree(tree, TRAINING_STATE))
-            if is_writer:
+            if self._strategy.topology.is_writer:
                 tensors[f"{TRAINING_STATE}.safetensors"] = packed
                 texts[f"{TRAINING_STATE}.json"] = without_secrets_of(f"{TRAINING_STATE}.json", json_bytes(plain))
-        return Snapshot(step=state.global_step, tensors=tensors, texts=texts if is_writer else {})
+        return Snapshot(
+            step=state.global_step, tensors=tensors, texts=texts if self._strategy.topology.is_writer else {}
+        )
 
     def description_files(self) -> dict[str, bytes]:
         """Returns the files that describe model and tokenizer; empty except on the main process. Collective."""

@@ -118,6 +118,7 @@ class Trainer(WithOwnLoss):
 
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
     RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:Trainer")
+    _average: WeightAverage | None = None
 
     def __init__(
         self,
@@ -158,7 +159,6 @@ class Trainer(WithOwnLoss):
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
-        self._average: WeightAverage | None = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
@@ -386,6 +386,24 @@ class Trainer(WithOwnLoss):
             "train_dataloader": data.loader,
             "eval_dataloader": None,
         }
+        self._check_evaluation()
+        return Run(
+            self._session,
+            self.strategy,
+            data,
+            self.lr_scheduler,
+            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval")
+            if self.eval_dataset is not None
+            else None,
+            interrupt=interrupt,
+            storage=self.storage,
+            save_function=self.save_function,
+            freezing=self._freezing,
+            average=self._average,
+        )
+
+    def _check_evaluation(self) -> None:
+        """Raises an error if the rows that the arguments want to evaluate are missing or cannot be used."""
         evaluates = self.eval_dataset is not None
         if (self.args.eval_strategy != "no" or self.args.eval_on_start) and not evaluates:
             setting = (
@@ -403,18 +421,6 @@ class Trainer(WithOwnLoss):
                 # Rows without answers are reported now, and not at the first evaluation.
                 for rows in sets.values():
                     self.answer_generator.rows(rows)
-        return Run(
-            self._session,
-            self.strategy,
-            data,
-            self.lr_scheduler,
-            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
-            interrupt=interrupt,
-            storage=self.storage,
-            save_function=self.save_function,
-            freezing=self._freezing,
-            average=self._average,
-        )
 
     def _train_batches(self) -> TrainBatches:
         if self.train_dataset is None:

@@ -176,6 +176,16 @@ def average_of(strategy: Strategy, args: Any) -> WeightAverage | None:
     return WeightAverage(strategy, decay=args.ema_decay, after_step=args.ema_update_after_step, every=args.ema_every)
 
 
+def with_average(average: WeightAverage | None, captured: LocalState) -> LocalState:
+    """Returns the state of a rank, with the averaged weights if there are any; see `WeightAverage.added_to`.
+
+    Args:
+        average: the average; None if there is none.
+        captured: the state.
+    """
+    return captured if average is None else average.added_to(captured)
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
