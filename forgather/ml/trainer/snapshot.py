@@ -334,12 +334,8 @@ class SnapshotBuilder:
         taken = self.take(training)
         # About 90 bytes for type, shape and offsets of a tensor.
         headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
-        weights = sum(
-            tensor.nbytes
-            for file, tensors in taken.tensors.items()
-            if file.startswith((MODEL, SLICES))
-            for tensor in tensors.values()
-        )
+        files = (tensors for file, tensors in taken.tensors.items() if file.startswith((MODEL, SLICES)))
+        weights = sum(tensor.nbytes for tensors in files for tensor in tensors.values())
         return taken.size + headers, weights
 
     def optimizer_size(self) -> dict[str, int]:
@@ -373,17 +369,16 @@ class SnapshotBuilder:
             TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
             TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
+        is_writer = self._strategy.topology.is_writer
         if not args.save_only_model:
             # Called last: it captures the random states from which the run continues.
             tree = training()
             # All processes pack it although one writes it, so that a value that cannot be stored is an error on all.
             plain, packed = collectives.run_collectively(lambda: pack_tree(tree, TRAINING_STATE))
-            if self._strategy.topology.is_writer:
+            if is_writer:
                 tensors[f"{TRAINING_STATE}.safetensors"] = packed
                 texts[f"{TRAINING_STATE}.json"] = without_secrets_of(f"{TRAINING_STATE}.json", json_bytes(plain))
-        return Snapshot(
-            step=state.global_step, tensors=tensors, texts=texts if self._strategy.topology.is_writer else {}
-        )
+        return Snapshot(step=state.global_step, tensors=tensors, texts=texts if is_writer else {})
 
     def description_files(self) -> dict[str, bytes]:
         """Returns the files that describe model and tokenizer; empty except on the main process. Collective."""

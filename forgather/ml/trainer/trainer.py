@@ -387,14 +387,13 @@ class Trainer(WithOwnLoss):
             "eval_dataloader": None,
         }
         self._check_evaluation()
+        evaluates = self.eval_dataset is not None
         return Run(
             self._session,
             self.strategy,
             data,
             self.lr_scheduler,
-            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval")
-            if self.eval_dataset is not None
-            else None,
+            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
             interrupt=interrupt,
             storage=self.storage,
             save_function=self.save_function,
