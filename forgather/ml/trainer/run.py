@@ -339,7 +339,9 @@ class Run:
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
         if self._average is not None and not update.skipped:
             self._average.update(state.global_step)
-        state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
+        if self._counts_tokens:
+            skips_padding = self.args.include_num_input_tokens_seen == "non_padding"
+            state.num_input_tokens_seen += window.num_unpadded if skips_padding else window.num_tokens
         self.in_update = False
         self.clock.finish(state.global_step, loss, update, window, self.guard.bad)
         after_step(self.args, state, control)
@@ -418,7 +420,7 @@ class Run:
     def log(self) -> None:
         """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
-        values = self.meter.line() | self._rates_of_groups()
+        values = self.meter.line() | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
         values |= self.utilization.metrics(values)
@@ -427,6 +429,12 @@ class Run:
         with self.meter.paused():
             self.session.log(values)
         self._agree_on_control()
+
+    def tokens_seen(self) -> dict[str, int]:
+        """Returns the number of input tokens of all steps, if it is asked for and the inputs are tokens."""
+        if self.args.include_num_input_tokens_seen == "no" or not self._counts_tokens:
+            return {}
+        return {"num_input_tokens_seen": self.session.state.num_input_tokens_seen}
 
     def evaluate(self) -> None:
         """Evaluates the model, and records whether it is the best one so far.

@@ -445,7 +445,7 @@ class Trainer(WithOwnLoss):
         run.end_saves()
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
-        metrics = run.meter.summary()
+        metrics = run.meter.summary() | run.tokens_seen()
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
