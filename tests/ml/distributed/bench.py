@@ -106,6 +106,7 @@ OPTIONS = {
             "layer_lr_decay": 0.8,
             "parameter_groups": [{"pattern": "*.2.mlp", "learning_rate": 3e-3, "weight_decay": 0.0}],
             "freeze": ["*.1.self_attn", {"pattern": "*.0", "until": 2}],
+            "include_num_input_tokens_seen": "all",
         }
     },
     "several in stages": {
@@ -114,6 +115,7 @@ OPTIONS = {
             "layer_lr_decay": 0.8,
             "parameter_groups": [{"pattern": "*.1.mlp", "learning_rate": 3e-3, "weight_decay": 0.0}],
             "freeze": ["*.0.self_attn"],
+            "include_num_input_tokens_seen": "all",
         }
     },
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
@@ -303,6 +305,8 @@ class Recorder(TrainerCallback):
         if "loss" in logs:
             self.losses.append(logs["loss"])
             self.norms.append(logs["grad_norm"])
+            if "num_input_tokens_seen" in logs:
+                self.losses.append(logs["num_input_tokens_seen"])
         elif "eval_loss" in logs:
             self.losses.append(logs["eval_loss"])
 
