@@ -233,6 +233,23 @@ def num_tokens(batch: Any) -> int:
     return int(tensor.numel())
 
 
+def num_tokens_without_padding(batch: Any) -> int:
+    """Returns the number of input tokens that the attention mask of a batch does not hide, or else `num_tokens`.
+
+    Units:
+        tokens, or rows.
+
+    Source:
+        `transformers.Trainer._track_num_input_tokens`, which without a mask compares with the padding token. That would
+        leave out real tokens where the end-of-text token pads.
+    """
+    if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
+        mask = batch.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.shape == batch["input_ids"].shape:
+            return int(mask.sum())
+    return num_tokens(batch)
+
+
 def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch

@@ -57,6 +57,7 @@ class Window:
             the batches are on the host, so that counting does not wait for a device.
         num_tokens: the number of input tokens, or of rows if the inputs are not token ids.
         num_rows: the number of rows.
+        num_unpadded: the number of input tokens that are no padding.
 
     Shapes:
         num_valid: a scalar, if it is a tensor.
@@ -66,6 +67,7 @@ class Window:
     num_valid: float | Tensor
     num_tokens: int
     num_rows: int
+    num_unpadded: int = 0
 
 
 @dataclass(slots=True)

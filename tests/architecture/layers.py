@@ -209,7 +209,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
@@ -264,7 +264,7 @@ trainers:
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock
+    trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks

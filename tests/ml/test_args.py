@@ -53,6 +53,13 @@ def test_every_default_is_that_of_transformers():
         "keep_every_n_steps",
         "loraplus_lr_ratio",
         "loraplus_lr_embedding",
+        "parameter_groups",
+        "layer_lr_decay",
+        "freeze",
+        "ema_decay",
+        "ema_update_after_step",
+        "ema_every",
+        "ema_evaluate",
         "bad_step_policy",
         "spike_threshold",
         "spike_window",
@@ -89,7 +96,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
     [
         ("fp16", True),
         ("deepspeed", {"stage": 2}),
-        ("neftune_noise_alpha", 5.0),
         ("fsdp", "full"),
     ],
 )

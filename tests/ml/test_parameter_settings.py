@@ -15,6 +15,7 @@ from forgather.ml.optim import MuonWithAdamW
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.batch_sampler import epoch_seed
 from forgather.ml.trainer.parameter_groups import base_group
+from tests.matrix import thinned
 from tests.ml.fixtures import Recorder, StopAt, assert_same_weights, rows, tiny_llama, weights
 
 LR, STEPS = 1e-2, 8  # two epochs of four steps
@@ -258,7 +259,7 @@ def test_frozen_parameters_do_not_move_and_are_trained_from_their_step_on(settin
         close(later, weights(trainer.model))
 
 
-@pytest.mark.parametrize("stop", [2, 3, 4, 6])
+@pytest.mark.parametrize("stop", thinned([2, 3, 4, 6], lambda stop: stop in (2, 4)))
 def test_a_run_with_a_schedule_of_freezing_resumes_exactly(settings, stop):
     whole = train(settings, freeze=SCHEDULE)
     train(settings, StopAt(stop), save_strategy="steps", save_steps=stop, freeze=SCHEDULE)

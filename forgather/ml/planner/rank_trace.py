@@ -63,6 +63,7 @@ from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.model_setup import Step
 from forgather.ml.trainer.trainer import Trainer
+from forgather.ml.trainer.weight_average import WeightAverage, average_of
 from forgather.ml.types import Window
 from forgather.planner.choices import RECOMPUTE
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
@@ -210,7 +211,18 @@ def _traces(
     on_device = gpu_operators(device_type)
     with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention, on_device:
         categorize = category_of(strategy, places, widths)
-        tracer = _Tracer(trainer, planned, places, fake, categorize, device_type, attention, offloads, {})
+        tracer = _Tracer(
+            trainer,
+            planned,
+            places,
+            fake,
+            categorize,
+            device_type,
+            attention,
+            offloads,
+            {},
+            average_of(strategy, trainer.args),
+        )
         settling = passes_to_settle(strategy)
         if not recomputation:
             return tracer.traces(windows, keys, settling)
@@ -256,6 +268,7 @@ class _Tracer(NamedTuple):
     attention: GpuAttention
     offloads: Sequence[tuple[str, ...]]
     settings: Mapping[str, Any]
+    average: WeightAverage | None
 
     def traces(
         self, windows: Mapping[Any, tuple[Window, float]], keys: Sequence[Any], settling: int
@@ -332,6 +345,8 @@ class _Tracer(NamedTuple):
         recorder.hold(other_models(strategy.rule), OTHER_MODELS)
         recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
         recorder.hold(state_of_optimizer(strategy.optimizer), OPTIMIZER)
+        if self.average is not None:
+            recorder.hold(self.average.tensors, OPTIMIZER)
         recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
 
     def _evaluate(self, recorder: RankRecorder, work: WorkCounter) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
@@ -31,7 +31,7 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, shard, units_of
+from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
@@ -162,9 +162,7 @@ class Sharded(ModelStrategy):
 
     def _reshard(self) -> None:
         """Frees gathered weights, because a forward pass without a backward pass leaves the root's weights gathered."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.model)
 
     def capture(self) -> LocalState:
         """Returns the local state: the shards and slices on this rank. Collective: every rank must call it."""

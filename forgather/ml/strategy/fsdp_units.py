@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.activation_checkpointing import CONTAINERS, checkpoint_activations, repeated_blocks
@@ -53,6 +53,17 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
         if module is not model and (type(module).__name__ in named or id(module) in chosen)
     ]
     return _untied_units(model, found or repeated_blocks(model))
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees the gathered weights of all sharded units of a model.
+
+    Args:
+        model: the model, or the part of it on this rank.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: Sharding) -> None:

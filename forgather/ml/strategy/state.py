@@ -232,6 +232,9 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
             module.load_state_dict(others, strict=False)
 
 
+AVERAGE = "averaged_weight"
+"""The entry of a parameter in a stored optimizer state that has its moving average, and belongs to no optimizer."""
+
 # Settings that depend on the layout and are not restored: a fused operation does not accept whole and sliced weights
 # together.
 LAYOUT_KEYS = ("fused", "foreach")
@@ -380,8 +383,9 @@ def _read_optimizer(
         saved_group = groups_of[here[0]] if here else _rates_of_base(tree)
         groups.append({**numbers, **saved_group, **own})
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
-            if name in tree["state"]:
-                entries[index] = _restored_value(tree["state"][name], parameter, saved)
+            own_state = {key: value for key, value in tree["state"].get(name, {}).items() if key != AVERAGE}
+            if own_state:
+                entries[index] = _restored_value(own_state, parameter, saved)
     try:
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (ValueError, KeyError, RuntimeError) as error:
@@ -402,12 +406,21 @@ def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader
         return type(value)(_restored_value(item, parameter, saved) for item in value)
     if not isinstance(value, StoredTensor):
         return value.clone() if isinstance(value, Tensor) else value
-    there = _empty_value(value, parameter)
+    there = like_parameter(value, parameter)
     saved.read(value, there)
     return there
 
 
-def _empty_value(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
+def like_parameter(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
+    """Returns an empty tensor for a stored one that belongs to a parameter, placed on the ranks as the parameter.
+
+    Args:
+        stored: the tensor in the checkpoint.
+        parameter: the parameter.
+
+    Shapes:
+        Returns the global shape of `stored`.
+    """
     if not isinstance(parameter, DTensor):
         return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
     mesh, device = parameter.device_mesh, parameter.to_local().device

@@ -69,6 +69,15 @@ class TrainingArguments:
         freeze: the parameters that are not trained: a list of patterns as in `parameter_groups`. A mapping of `pattern`
             and `until` freezes parameters for the first steps only (`until: 100`), or for the first epochs (`until:
             "2ep"`). Their gradients are not computed, and no weight decay changes them.
+        ema_decay: the decay of an exponential moving average of the trained weights (EMA), which is the model at the
+            end of the run; None for no average. Checkpoints hold both.
+        ema_update_after_step: the number of steps after which the average starts, from a copy of the weights.
+        ema_every: the number of steps between two updates of the average.
+        ema_evaluate: whether evaluations during the run use the average; false for the weights that are trained.
+        neftune_noise_alpha: the size of the uniform noise that is added to the embedded inputs in training, which is
+            this number divided by the square root of the length times the width of the embedded rows (NEFTune).
+        include_num_input_tokens_seen: whether log lines have the number of input tokens of all steps, over all
+            processes: "all" or true; "non_padding" for those that the attention mask does not hide; "no" or false.
         lr_scheduler_type: the name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the learning rate schedule.
         warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
@@ -199,6 +208,12 @@ class TrainingArguments:
     parameter_groups: Sequence[Mapping[str, Any]] | None = None
     layer_lr_decay: float | None = None
     freeze: Sequence[str | Mapping[str, Any]] | None = None
+    ema_decay: float | None = None
+    ema_update_after_step: int = 0
+    ema_every: int = 1
+    ema_evaluate: bool = True
+    neftune_noise_alpha: float | None = None
+    include_num_input_tokens_seen: str | bool = "no"
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0
@@ -309,6 +324,9 @@ class TrainingArguments:
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             # transformers derives it from the name in the same way.
             object.__setattr__(self, "greater_is_better", not self.metric_for_best_model.endswith("loss"))
+        if isinstance(self.include_num_input_tokens_seen, bool):
+            word = "all" if self.include_num_input_tokens_seen else "no"
+            object.__setattr__(self, "include_num_input_tokens_seen", word)
         if isinstance(self.control, bool):
             object.__setattr__(self, "control", "on" if self.control else "off")
         trackers = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or ())

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens
+from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens, num_tokens_without_padding
 from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
 from forgather.ml.trainer.length_groups import LengthGroups
@@ -33,12 +33,14 @@ class PreparedBatch(NamedTuple):
         batch: the micro-batch, with shifted labels, and with padding rows if micro-batches have a fixed size.
         num_rows: the number of rows without padding rows.
         num_tokens: the number of input tokens in these rows.
+        num_unpadded: the number of these tokens that are no padding.
         collated: the micro-batch as the collator returned it, without padding rows and with unshifted labels.
     """
 
     batch: Any
     num_rows: int
     num_tokens: int
+    num_unpadded: int
     collated: Any
 
 
@@ -100,11 +102,11 @@ class RankShare:
             TrainingError: FG852 if the batch is short and the loss cannot ignore padding rows.
         """
         # Counted before padding: throughput and the loss must not see rows that were added.
-        kept, tokens = num_rows(batch), num_tokens(batch)
+        kept, tokens, unpadded = num_rows(batch), num_tokens(batch), num_tokens_without_padding(batch)
         collated = whole = batch.batch if isinstance(batch, PaddingBatch) else batch
         if self.fixed and kept != self.rows:
             batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
-        return PreparedBatch(rule.prepared(batch), kept, tokens, collated)
+        return PreparedBatch(rule.prepared(batch), kept, tokens, unpadded, collated)
 
 
 class RankCollator:

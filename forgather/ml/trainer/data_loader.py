@@ -361,6 +361,7 @@ class TrainBatches:
                 num_valid=_total([rule.count(item.batch) for item in ready]),
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
+                num_unpadded=sum(item.num_unpadded for item in ready),
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:

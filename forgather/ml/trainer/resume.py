@@ -61,6 +61,7 @@ from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.rate_change import LEARNING_RATE, change_rates
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep
+from forgather.ml.trainer.weight_average import WeightAverage
 
 _log = get_logger(__name__)
 
@@ -334,6 +335,7 @@ def restore_checkpoint(
     meter: Meter,
     *,
     meanings: Meanings | None = None,
+    average: WeightAverage | None = None,
 ) -> RestoredState:
     """Restores a checkpoint into the parts of a run. Collective: every process must call it.
 
@@ -346,6 +348,7 @@ def restore_checkpoint(
         meter: the meter, whose sums of losses are restored.
         meanings: the description of the resumed run's tokenizer, labels and model settings. It is compared with the
             description in the checkpoint. None, which skips the comparison, if the same run wrote the checkpoint.
+        average: the moving average of the weights, which is restored; None if there is none.
 
     Raises:
         CheckpointError: FG605 if the checkpoint belongs to another model, optimizer or schedule; FG608 if a required
@@ -353,7 +356,7 @@ def restore_checkpoint(
             not have the form in which a run writes it.
     """
     with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
-        return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings)
+        return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings, average)
 
 
 def _restore_parts(
@@ -365,6 +368,7 @@ def _restore_parts(
     data: TrainBatches,
     meter: Meter,
     meanings: Meanings | None,
+    average: WeightAverage | None,
 ) -> RestoredState:
     progress = collectives.run_collectively(lambda: read_progress(folder))
     held = {name for name, part in ((PROGRESS, progress), (OPTIMIZER, saved.optimizer)) if part is not None}
@@ -391,6 +395,7 @@ def _restore_parts(
     with restoring(OPTIMIZER, folder):
         strategy.restore(saved)
         strategy.restore_optimizer(saved)
+        _restore_average(average, saved, parts)
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
@@ -416,6 +421,13 @@ def _restore_parts(
         skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
     present_step = progress or TrainerState(global_step=step)
     return RestoredState(present_step, rng, pending, parts.get("guard", {}), skips, parts.get("control", {}))
+
+
+def _restore_average(average: WeightAverage | None, saved: CheckpointReader, parts: Mapping[str, Any]) -> None:
+    if average is not None:
+        average.restore(saved, checked_numbers(parts.get("average", {}), whole=True))
+    elif "average" in parts:
+        _log.warning("the checkpoint has averaged weights, which are left out: ema_decay is not set")
 
 
 def read_progress(folder: Path) -> TrainerState | None:

@@ -52,6 +52,7 @@ from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.trainer.transformers_resume import restore_transformers
 from forgather.ml.trainer.utilization import Utilization
+from forgather.ml.trainer.weight_average import WeightAverage
 from forgather.ml.types import StepRecord, Update, Window
 
 _log = get_logger(__name__)
@@ -72,6 +73,7 @@ class Run:
         storage: the object through which checkpoints are written.
         save_function: the user's function that writes further files of a checkpoint, or None.
         freezing: the parameters that are frozen in some of the steps; None if there are none.
+        average: the moving average of the weights; None if there is none.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Run:
         storage: Storage,
         save_function: SaveFunction | None = None,
         freezing: Freezing | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         self.session = session
         self.args = session.args
@@ -105,7 +108,8 @@ class Run:
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
         parts = (session, strategy, storage, self.sync, self._training_state)
-        self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function)
+        self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function, average=average)
+        self._average = average
         self.in_update = False
         self._freezing = freezing or Freezing(None)
         self._meanings = meaning_facts(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
@@ -335,7 +339,11 @@ class Run:
         self.data.advance(window)
         state.global_step += 1
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
-        state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
+        if self._average is not None and not update.skipped:
+            self._average.update(state.global_step)
+        if self._counts_tokens:
+            skips_padding = self.args.include_num_input_tokens_seen == "non_padding"
+            state.num_input_tokens_seen += window.num_unpadded if skips_padding else window.num_tokens
         self.in_update = False
         self.clock.finish(state.global_step, loss, update, window, self.guard.bad)
         after_step(self.args, state, control)
@@ -414,7 +422,7 @@ class Run:
     def log(self) -> None:
         """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
-        values = self.meter.line() | self._rates_of_groups()
+        values = self.meter.line() | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
         values |= self.utilization.metrics(values)
@@ -423,6 +431,12 @@ class Run:
         with self.meter.paused():
             self.session.log(values)
         self._agree_on_control()
+
+    def tokens_seen(self) -> dict[str, int]:
+        """Returns the number of input tokens of all steps, if it is asked for and the inputs are tokens."""
+        if self.args.include_num_input_tokens_seen == "no" or not self._counts_tokens:
+            return {}
+        return {"num_input_tokens_seen": self.session.state.num_input_tokens_seen}
 
     def evaluate(self) -> None:
         """Evaluates the model, and records whether it is the best one so far.
@@ -486,6 +500,7 @@ class Run:
             "owed": pending_actions(self.session.control),
             "control": self.requests.state_dict(),
             "meanings": self._meanings,
+            **({} if self._average is None else {"average": self._average.state_dict()}),
         }
 
     def load(self, folder: Path) -> None:
@@ -507,7 +522,7 @@ class Run:
         if is_theirs:
             loaded = restore_transformers(*parts, meanings=meanings or Meanings())
         else:
-            loaded = restore_checkpoint(*parts, self.meter, meanings=meanings)
+            loaded = restore_checkpoint(*parts, self.meter, meanings=meanings, average=self._average)
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         with restoring("control", folder):

@@ -33,6 +33,7 @@ from forgather.ml.trainer.save_clock import SaveClock
 from forgather.ml.trainer.save_function import SaveFunction, Scratch, run_save_function
 from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
 from forgather.ml.trainer.synchronization import RunSync
+from forgather.ml.trainer.weight_average import WeightAverage
 
 
 class BestMetric:
@@ -122,6 +123,7 @@ class CheckpointSaver:
         training: a function that returns the training state by part: schedule, random states, data position, ...
         origin: the entries about the run that are added to each manifest, see `Manifest`.
         save_function: the user's function that writes further files, see `run_save_function`; or None.
+        average: the moving average of the weights, which is saved, too; None if there is none.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class CheckpointSaver:
         *,
         origin: Mapping[str, Any],
         save_function: SaveFunction | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         args = session.args
         self.enabled = args.save_strategy != "no"
@@ -156,7 +159,7 @@ class CheckpointSaver:
         self._origin = origin
         self._sync = sync
         self._training = training
-        self._snapshots = SnapshotBuilder(session, strategy)
+        self._snapshots = SnapshotBuilder(session, strategy, average)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
         self._background = BackgroundWriter() if self.enabled and args.async_save else None
         self._state_saved = session.state

@@ -51,6 +51,7 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
+from forgather.ml.trainer.weight_average import WeightAverage, with_average
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
@@ -307,11 +308,11 @@ class SnapshotBuilder:
     Args:
         session: the session, with arguments, trainer state and callbacks.
         strategy: the strategy, whose weights and optimizer state are saved.
+        average: the moving average of the weights, which is saved, too; None if there is none.
     """
 
-    def __init__(self, session: Session, strategy: Strategy) -> None:
-        self._session = session
-        self._strategy = strategy
+    def __init__(self, session: Session, strategy: Strategy, average: WeightAverage | None = None) -> None:
+        self._session, self._strategy, self._average = session, strategy, average
         self._described: dict[str, bytes] | None = None
         self._planner = SavePlanner()
 
@@ -327,21 +328,16 @@ class SnapshotBuilder:
         taken = self.take(training)
         # About 90 bytes for type, shape and offsets of a tensor.
         headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
-        weights = sum(
-            tensor.nbytes
-            for file, tensors in taken.tensors.items()
-            if file.startswith((MODEL, SLICES))
-            for tensor in tensors.values()
-        )
+        files = (tensors for file, tensors in taken.tensors.items() if file.startswith((MODEL, SLICES)))
+        weights = sum(tensor.nbytes for tensors in files for tensor in tensors.values())
         return taken.size + headers, weights
 
     def optimizer_size(self) -> dict[str, int]:
         """Returns the bytes that the state of a new optimizer will add to a checkpoint, by parameter name."""
-        optimizer = self._strategy.optimizer
         # A resumed optimizer has its state already, which `sizes` counts.
-        if self._session.args.save_only_model or getattr(optimizer, "state", None):
+        if self._session.args.save_only_model or getattr(self._strategy.optimizer, "state", None):
             return {}
-        return optimizer_bytes(self._strategy.model, optimizer)
+        return optimizer_bytes(self._strategy.model, self._strategy.optimizer)
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
         """Returns the part of a checkpoint of the current step that this process writes.
@@ -356,7 +352,7 @@ class SnapshotBuilder:
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
-        local_state = self._strategy.capture()
+        local_state = with_average(self._average, self._strategy.capture())
         if args.save_only_model:
             local_state = dataclasses.replace(local_state, optimizer=None)
         rank_files = self._planner.plan(local_state)

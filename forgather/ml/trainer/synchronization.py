@@ -70,7 +70,8 @@ class RunSync:
         valid = window.num_valid
         known = 0.0 if isinstance(valid, Tensor) else float(valid)
         # float64 adds counts exactly up to 2**53.
-        counts = torch.tensor([known, window.num_tokens, window.num_rows], dtype=torch.float64)
+        sizes = (window.num_tokens, window.num_rows, window.num_unpadded)
+        counts = torch.tensor([known, *sizes], dtype=torch.float64)
         if self._device.type != "cpu":
             # Pinned: a copy from pageable memory would synchronize with the device.
             counts = counts.pin_memory().to(self._device, non_blocking=True)
@@ -91,7 +92,7 @@ class RunSync:
         A window is the micro-batches of one optimizer step.
         """
         if self._counts is not None:
-            _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
+            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, self._counts.read().tolist())
             self._counts = None
 
     def loss(self, share: Tensor) -> Tensor:

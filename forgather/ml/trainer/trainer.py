@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,6 +65,7 @@ from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refu
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
+from forgather.ml.trainer.weight_average import WeightAverage, average_of
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
 
@@ -118,6 +120,7 @@ class Trainer(WithOwnLoss):
 
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
     RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:Trainer")
+    _average: WeightAverage | None = None
 
     @answers_unknown_keywords
     def __init__(
@@ -388,6 +391,7 @@ class Trainer(WithOwnLoss):
         self._freezing.release(self.strategy)
         optimizer = self.strategy.optimizer if self._reference is not None else None
         optimizer = optimizer or self.strategy.build_optimizer()
+        self._average = average_of(self.strategy, self.args)
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(
             max_steps=steps,
@@ -403,6 +407,23 @@ class Trainer(WithOwnLoss):
             "train_dataloader": data.loader,
             "eval_dataloader": None,
         }
+        self._check_evaluation()
+        evaluates = self.eval_dataset is not None
+        return Run(
+            self._session,
+            self.strategy,
+            data,
+            self.lr_scheduler,
+            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
+            interrupt=interrupt,
+            storage=self.storage,
+            save_function=self.save_function,
+            freezing=self._freezing,
+            average=self._average,
+        )
+
+    def _check_evaluation(self) -> None:
+        """Raises an error if the rows that the arguments want to evaluate are missing or cannot be used."""
         evaluates = self.eval_dataset is not None
         if (self.args.eval_strategy != "no" or self.args.eval_on_start) and not evaluates:
             setting = (
@@ -420,17 +441,6 @@ class Trainer(WithOwnLoss):
                 # Rows without answers are reported now, and not at the first evaluation.
                 for rows in sets.values():
                     self.answer_generator.rows(rows)
-        return Run(
-            self._session,
-            self.strategy,
-            data,
-            self.lr_scheduler,
-            evaluate=functools.partial(self._evaluate, self.eval_dataset, "eval") if evaluates else None,
-            interrupt=interrupt,
-            storage=self.storage,
-            save_function=self.save_function,
-            freezing=self._freezing,
-        )
 
     def _train_batches(self) -> TrainBatches:
         if self.train_dataset is None:
@@ -456,7 +466,7 @@ class Trainer(WithOwnLoss):
         run.end_saves()
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
-        metrics = run.meter.summary()
+        metrics = run.meter.summary() | run.tokens_seen()
         if self.args.data_retries:
             metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         self._session.log(metrics)
@@ -465,6 +475,11 @@ class Trainer(WithOwnLoss):
             collectives.run_on_main(functools.partial(verify, run.saver.best_folder))
             with collectives.run_collectively(functools.partial(CheckpointReader, run.saver.best_folder)) as saved:
                 self.strategy.restore(saved)
+                if self._average is not None:
+                    self._average.restore(saved, {})
+        if self._average is not None:
+            self._average.replace_weights()
+            self._average = None
         # From here on an interrupt has no state left to save.
         run.complete = True
         if self.args.save_strategy != "no":
@@ -532,15 +547,17 @@ class Trainer(WithOwnLoss):
     def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
         sets = {name: self._eval_batches(rows) for name, rows in named.items()}
-        return evaluate(
-            self._session,
-            self.strategy,
-            sets,
-            functions=self.metric_functions,
-            generator=self.answer_generator,
-            prefix=prefix,
-            wants_end=wants_end,
-        )
+        is_averaged = self._average is not None and self.args.ema_evaluate
+        with self._average.in_place_of_weights() if is_averaged else nullcontext():  # type: ignore[union-attr]
+            return evaluate(
+                self._session,
+                self.strategy,
+                sets,
+                functions=self.metric_functions,
+                generator=self.answer_generator,
+                prefix=prefix,
+                wants_end=wants_end,
+            )
 
     def _eval_batches(self, rows: Any) -> RankBatches:
         dataset, collate = self._inputs(rows)

@@ -94,6 +94,30 @@ OPTIONS = {
             "freeze": [{"pattern": "*embed_tokens|wte|layers.0|h.0", "until": 2}, {"pattern": "*.5", "until": "1ep"}]
         }
     },
+    "averaged": {
+        "settings": {"ema_decay": 0.8, "ema_update_after_step": 1, "eval_strategy": "steps", "eval_steps": 2},
+        "evaluates": True,
+    },
+    "averaged, LoRA": {"settings": {"ema_decay": 0.8}, "adapter": {"r": 4, "lora_alpha": 8}},
+    "noise": {"settings": {"neftune_noise_alpha": 5.0}},
+    "several": {
+        "settings": {
+            "ema_decay": 0.8,
+            "layer_lr_decay": 0.8,
+            "parameter_groups": [{"pattern": "*.2.mlp", "learning_rate": 3e-3, "weight_decay": 0.0}],
+            "freeze": ["*.1.self_attn", {"pattern": "*.0", "until": 2}],
+            "include_num_input_tokens_seen": "all",
+        }
+    },
+    "several in stages": {
+        "settings": {
+            "ema_decay": 0.8,
+            "layer_lr_decay": 0.8,
+            "parameter_groups": [{"pattern": "*.1.mlp", "learning_rate": 3e-3, "weight_decay": 0.0}],
+            "freeze": ["*.0.self_attn"],
+            "include_num_input_tokens_seen": "all",
+        }
+    },
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
@@ -281,6 +305,10 @@ class Recorder(TrainerCallback):
         if "loss" in logs:
             self.losses.append(logs["loss"])
             self.norms.append(logs["grad_norm"])
+            if "num_input_tokens_seen" in logs:
+                self.losses.append(logs["num_input_tokens_seen"])
+        elif "eval_loss" in logs:
+            self.losses.append(logs["eval_loss"])
 
 
 def train(cell, sabotage=None):
@@ -309,6 +337,7 @@ def train(cell, sabotage=None):
             ),
             args=args,
             train_dataset=packed_rows(cell.accumulation, cell.updates, **option.get("packing", {})),
+            eval_dataset=packed_rows(1, 1) if option.get("evaluates") else None,
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
             adapter=option.get("adapter"),

@@ -31,7 +31,7 @@ from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, shard, units_of
+from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.meta_model import drop_values
@@ -250,6 +250,11 @@ class Pipeline(ModelStrategy):
         """Makes and returns the optimizer of the stages on this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
         return self.optimizer
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters of the stages here that the optimizer has, by their names in the whole model."""
+        reshard(self._local)
+        return super().trained_parameters()
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
