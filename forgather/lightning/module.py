@@ -217,6 +217,9 @@ class LightningDataModule(HyperParameters):
     def teardown(self, stage: str) -> None:
         """Is called at the end of a stage."""
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Is called if an error, or the user, has ended `fit`."""
+
     def train_dataloader(self) -> Any:
         """Returns the loader of the training data."""
         return None

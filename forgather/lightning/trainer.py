@@ -98,7 +98,12 @@ class Trainer(TrainerFacts):
         try:
             loop.train(resume_folder(ckpt_path, self.words.settings.get("output_dir", loop.args.output_dir)))
         except BaseException as error:
+            # Requests of checkpoints are no longer those of a step.
+            scene.stage = ""
             scene.hooks.call_callbacks("on_exception", error)
+            data = self._data
+            if data is not None and data.datamodule is not None and overridden(data.datamodule, "on_exception"):
+                data.datamodule.on_exception(error)
             raise
         scene.hooks.call("on_fit_end")
         self.write_requested()
@@ -158,7 +163,10 @@ class Trainer(TrainerFacts):
         return None if return_predictions is False else found[0] if len(found) == 1 else found
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
-        """Writes a checkpoint into a folder of this name. In a step of training, it is written at the step's end.
+        """Writes a checkpoint into a folder of this name.
+
+        In a step of training, it is written at the step's end, if the main process has asked for it. After `fit`, every
+        process must call this.
 
         Args:
             filepath: the folder that gets the checkpoint.
@@ -249,7 +257,9 @@ class Trainer(TrainerFacts):
             log_every_n_steps=int(self.words.settings.get("logging_steps", 0)),
             clip_value=self._clip_value,
         )
-        data = self._data = StageData(scene, given, datamodule, self._topology)
+        data = self._data = StageData(
+            scene, given, datamodule, self._topology, replaces_samplers=self.words.replaces_samplers
+        )
         self._attach(model)
         if self._seeds_again and (seed := given_seed()) is not None:
             # As Lightning's strategies for several processes do, before they call `prepare_data`.
