@@ -237,3 +237,9 @@ def test_a_metric_that_is_not_finite_ends_a_run():
     state = SimpleNamespace(epoch=1, is_world_process_zero=True)
     EarlyStopping("loss", verbose=True).on_evaluate(None, state, control, metrics={"loss": math.nan})
     assert control.should_training_stop
+
+
+@pytest.mark.parametrize("patience", [-1, "3", 2.5, True])
+def test_a_patience_that_cannot_be_counted_is_refused_before_the_run(patience):
+    with pytest.raises(SettingError, match=r"FG813.*EarlyStopping: patience is"):
+        EarlyStopping("loss", patience=patience)
