@@ -75,8 +75,10 @@ class DistributedTrainer:
         self, engine: Any, optimizer: Any = None, monitor: Any = None, config: Mapping[str, Any] | None = None
     ) -> None:
         found = read_engine(engine)
-        words = read_words(merged_words(found.words, config))
+        given_words = merged_words(found.words, config)
+        words = read_words(given_words)
         optimizer = found.optimizer if optimizer is None else optimizer
+        self._given = (given_words, optimizer)
         given = words.objects.get("train_dataset")
         self._parts = ScriptParts(
             engine=found,
@@ -96,8 +98,11 @@ class DistributedTrainer:
         self._refuse_fp16()
 
     def as_engine(self) -> Engine:
-        """Returns what this trainer trains, for another one."""
-        return self._parts.engine
+        """Returns what this trainer trains, for another one, with the words, the optimizer and the monitor."""
+        words, optimizer = self._given
+        if self._parts.monitor is not None:
+            words = {**words, "callbacks": [*(words.get("callbacks") or ()), self._parts.monitor]}
+        return replace(self._parts.engine, words=words, optimizer=optimizer)
 
     def to_config(self) -> str:
         """Returns the text of the config that does what `train` does.
