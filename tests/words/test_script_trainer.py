@@ -384,3 +384,37 @@ def split_twice():
 
 def test_a_model_that_is_split_is_not_split_again_in_silence():
     assert [None, None] == run_ranks(2, split_twice)
+
+
+class Doubling(DataLoader):
+    """A loader that changes its batches."""
+
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"seed": 3}, "seed=3"),
+        ({"drop_last": True}, "drop_last=True"),
+        ({"num_replicas": 2}, "for 2 processes of 1"),
+    ],
+)
+def test_what_a_distributed_sampler_says_else_is_refused(options, found):
+    rows = parts.numbers()
+    sampler = DistributedSampler(rows, **{"num_replicas": 1, "rank": 0, **options})
+    with pytest.raises(TrainingError, match=rf"FG811.*sampler is .*{found}"):
+        setup_distributed_training(parts.Classifier, {**CONFIG, "batch_size": None}).train(
+            1, DataLoader(rows, sampler=sampler)
+        )
+
+
+def test_a_loader_that_changes_batches_or_leaves_rows_apart_is_not_a_plain_one():
+    trainer = setup_distributed_training(parts.Classifier, {**CONFIG, "batch_size": None})
+    with pytest.raises(TrainingError, match=r"FG811.*__iter__ is that of Doubling"):
+        trainer.train(1, Doubling(parts.numbers()))
+    convert = torch.utils.data.default_convert
+    from forgather.ml.loader_facts import loader_facts
+
+    assert convert is loader_facts(DataLoader(parts.numbers(), collate_fn=convert)).collate_fn
