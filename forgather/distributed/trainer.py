@@ -168,7 +168,8 @@ class DistributedTrainer:
                 if self._ended != "failed" or left == 0 or self._would_fail_again(error):
                     raise
                 resume = self._newest() if tolerance is not None and tolerance.auto_resume else None
-                _log.warning("%s: %s; trying again, %s", type(error).__name__, error, _start(resume))
+                origin = resume or "the beginning"
+                _log.warning("%s: %s; trying again, from %s", type(error).__name__, error, origin)
                 if resume is None:
                     self._restore_initial()
                 else:
@@ -392,10 +393,6 @@ class DistributedTrainer:
 
 def _world_size() -> int:
     return process_facts(os.environ).world_size
-
-
-def _start(resume: str | None) -> str:
-    return "from the beginning" if resume is None else f"from {resume}"
 
 
 def _are_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
