@@ -66,13 +66,17 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
         if meant != {word: value}:
             shown = ", ".join(f"{name}: {json.dumps(of, default=str)}" for name, of in meant.items())
             found.notes.append(f"{word}={value!r} is {shown or 'the default'}")
-        for name, of in meant.items():
-            if name in found.settings and found.settings[name] != of:
-                message = f"{word!r} and {found.origins[name]!r} both set {name!r}"
-                found.violations.append(Violation("FG812", message, word, "keep one of them"))
-            found.settings[name] = of
-            found.origins[name] = word
+        _add(found, word, meant)
     return found
+
+
+def _add(found: Translation, word: str, meant: Mapping[str, Any]) -> None:
+    for name, of in meant.items():
+        if name in found.settings and found.settings[name] != of:
+            message = f"{word!r} and {found.origins[name]!r} both set {name!r}"
+            found.violations.append(Violation("FG812", message, word, "keep one of them"))
+        found.settings[name] = of
+        found.origins[name] = word
 
 
 def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Translation:
@@ -109,8 +113,7 @@ def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Tran
             if isinstance(meant, Violation):
                 found.violations.append(meant)
                 continue
-            found.settings.update(meant)
-            found.origins.update(dict.fromkeys(meant, word))
+            _add(found, word, meant)
     found.notes.extend(f"{', '.join(named)}: {why}" for why, named in of_launch.items())
     return found
 

@@ -85,10 +85,21 @@ class _SplitModel:
         _refuse_chosen_devices(devices)
         refuse_other_processes(len(devices), f"{type(self).__name__} with {len(devices)} devices")
         whole = read_engine(model)
+        if whole.settings:
+            raise TrainingError(
+                f"the model of a {type(self).__name__} is a {type(model).__name__}, which splits it in another way",
+                code="FG811",
+                hint="write tensor_parallel_size and pipeline_parallel_size in the config of a DistributedTrainer",
+            ).about("model")
         self.model = whole.model
         self.devices = list(devices)
         self._engine = Engine(
-            model=whole.model, text=whole.text, variables=whole.variables, words=whole.words, **engine
+            model=whole.model,
+            text=whole.text,
+            variables=whole.variables,
+            words=whole.words,
+            optimizer=whole.optimizer,
+            **engine,
         )
 
     def as_engine(self) -> Engine:

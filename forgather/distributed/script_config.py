@@ -60,7 +60,7 @@ class ScriptConfig:
     def text(self) -> str:
         """The text of the config."""
         parts = [f"-- extends 'trainers/{self.template}.yaml'", ""]
-        parts += _block("config_metadata", f"-- set ns.config_name = {json.dumps(self.name)}", own=True)
+        parts += _block("config_metadata", f"-- set ns.config_name = {json.dumps(self.name)}")
         parts += [f"    -- set ns.nproc_per_node = {self.processes}"]
         if self.meta:
             parts += _extended("meta", {name: yaml_text(value, name) for name, value in self.meta.items()})
@@ -95,8 +95,8 @@ class ScriptConfig:
         return Project(_FILE, folder, trust=True)
 
 
-def _block(name: str, text: str, *, own: bool = False) -> list[str]:
-    return [f"{'' if own else ''}[{name}]", *(f"    {line}" for line in text.split("\n"))]
+def _block(name: str, text: str) -> list[str]:
+    return [f"[{name}]", *(f"    {line}" for line in text.split("\n"))]
 
 
 def _extended(name: str, entries: Mapping[str, str]) -> list[str]:

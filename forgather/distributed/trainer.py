@@ -75,8 +75,10 @@ class DistributedTrainer:
         self, engine: Any, optimizer: Any = None, monitor: Any = None, config: Mapping[str, Any] | None = None
     ) -> None:
         found = read_engine(engine)
-        words = read_words(merged_words(found.words, config))
+        given_words = merged_words(found.words, config)
+        words = read_words(given_words)
         optimizer = found.optimizer if optimizer is None else optimizer
+        self._given = (given_words, optimizer)
         given = words.objects.get("train_dataset")
         self._parts = ScriptParts(
             engine=found,
@@ -96,8 +98,11 @@ class DistributedTrainer:
         self._refuse_fp16()
 
     def as_engine(self) -> Engine:
-        """Returns what this trainer trains, for another one."""
-        return self._parts.engine
+        """Returns what this trainer trains, for another one, with the words, the optimizer and the monitor."""
+        words, optimizer = self._given
+        if self._parts.monitor is not None:
+            words = {**words, "callbacks": [*(words.get("callbacks") or ()), self._parts.monitor]}
+        return replace(self._parts.engine, words=words, optimizer=optimizer)
 
     def to_config(self) -> str:
         """Returns the text of the config that does what `train` does.
@@ -163,7 +168,8 @@ class DistributedTrainer:
                 if self._ended != "failed" or left == 0 or self._would_fail_again(error):
                     raise
                 resume = self._newest() if tolerance is not None and tolerance.auto_resume else None
-                _log.warning("%s: %s; trying again, %s", type(error).__name__, error, _start(resume))
+                origin = resume or "the beginning"
+                _log.warning("%s: %s; trying again, from %s", type(error).__name__, error, origin)
                 if resume is None:
                     self._restore_initial()
                 else:
@@ -387,10 +393,6 @@ class DistributedTrainer:
 
 def _world_size() -> int:
     return process_facts(os.environ).world_size
-
-
-def _start(resume: str | None) -> str:
-    return "from the beginning" if resume is None else f"from {resume}"
 
 
 def _are_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

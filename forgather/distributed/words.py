@@ -7,7 +7,7 @@ nothing here is an error; None means "not given". Words are translated by the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,8 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
         raise _error(found.violations[0])
     settings: dict[str, Any] = {}
     for name, value in found.settings.items():
-        _put(settings, name.split("."), value)
+        *outer, last = name.split(".")
+        _merge(settings, last, value, outer)
     return ScriptWords(
         settings=settings,
         origins={name.split(".")[0]: word for name, word in found.origins.items()},
@@ -120,9 +121,10 @@ def merged_words(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> di
     if config is not None and not isinstance(config, Mapping):
         found = f"config is a {type(config).__name__}"
         raise _error(Violation("FG813", found, "config", "give a mapping of words, as {'batch_size': 8}"))
-    given = dict(config or {})
+    given = {name: value for name, value in (config or {}).items() if value is not None}
     for name, value in own.items():
-        if name in given and given[name] != value:
+        # Identity first: data sets need not compare to a bool.
+        if name in given and given[name] is not value and given[name] != value:
             raise TrainingError(
                 f"{name} is {given[name]!r:.60} in the config, and {value!r:.60} in the engine",
                 code="FG812",
@@ -172,18 +174,32 @@ def _own_words() -> set[str]:
     return {*translated, *OBJECTS, _SAVE_LOGS, _LOG_DIR}
 
 
-def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        inner = settings.setdefault(name, {})
-        if not isinstance(inner, dict):
-            message = f"{'.'.join(path)} is given next to {name}: {inner!r:.60}"
-            raise _error(Violation("FG812", message, name, "keep one of them, or write all of it as one mapping"))
-        settings = inner
-    last = path[-1]
-    if isinstance(settings.get(last), dict) and isinstance(value, Mapping):
-        settings[last] = {**value, **settings[last]}
+def _merge(settings: dict[str, Any], name: str, value: Any, outer: Sequence[str]) -> None:
+    """Adds a setting, and each key of a mapping, next to those that other words have set.
+
+    Args:
+        settings: the settings so far, which are changed; mappings of the script are copied into it.
+        name: the name of the setting in the innermost mapping.
+        value: its value.
+        outer: the names of the mappings around it.
+
+    Raises:
+        TrainingError: FG812 if another word sets another value.
+    """
+    held, path = settings, [*outer, name]
+    for depth, around in enumerate(outer):
+        held = held.setdefault(around, {})
+        if not isinstance(held, dict):
+            message = f"{'.'.join(path)} is given next to {'.'.join(outer[: depth + 1])}: {held!r:.60}"
+            raise _error(Violation("FG812", message, around, "keep one of them, or write all of it as one mapping"))
+    if isinstance(value, Mapping) and isinstance(held.setdefault(name, {}), dict):
+        for key, inner in value.items():
+            _merge(settings, key, inner, path)
+    elif name in held and held[name] != value:
+        message = f"{'.'.join(path)} is {held[name]!r:.60} by one word, and {value!r:.60} by another"
+        raise _error(Violation("FG812", message, path[0], "keep one of them"))
     else:
-        settings[last] = dict(value) if isinstance(value, Mapping) else value
+        held[name] = value
 
 
 def _flag(given: dict[str, Any], name: str) -> bool:

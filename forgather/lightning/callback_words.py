@@ -6,6 +6,7 @@ added to the words that are being read: our settings, a limit, or a violation. N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,8 +68,13 @@ def _wrong(reading: Reading, name: str, option: str, value: Any, expected: str) 
 
 def _read_model_checkpoint(reading: Reading, options: dict[str, Any]) -> bool:
     filename = options.pop("filename", None)
-    if filename is not None and "/" in str(filename):
+    if filename is not None and "/" in re.sub(r"\{[^{}]*\}", "", str(filename)):
         _refuse(reading, "ModelCheckpoint", "filename", filename, "a name without folders: write the folder in dirpath")
+    elif filename is not None and "/" in str(filename) and options.get("auto_insert_metric_name", True):
+        hint = (
+            "the name of a metric would be a folder: write auto_insert_metric_name=False, and a name before the value"
+        )
+        _refuse(reading, "ModelCheckpoint", "filename", filename, hint)
     names = {
         name: options.pop(name) for name in ("auto_insert_metric_name", "enable_version_counter") if name in options
     }

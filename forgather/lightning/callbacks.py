@@ -16,6 +16,7 @@ from typing import Any
 from forgather.errors import TrainingError, nearest
 from forgather.lightning.durations import seconds_of
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback, TrainerControl, TrainerState
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.argument_checks import SettingError
 
@@ -112,6 +113,9 @@ class EarlyStopping(TrainerCallback, ExportableState):
     ) -> None:
         if mode not in ("min", "max"):
             raise SettingError(f"EarlyStopping: mode is {mode!r}", code="FG813", hint='expected "min" or "max"')
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
+            hint = "expected a whole number from 0"
+            raise SettingError(f"EarlyStopping: patience is {patience!r}", code="FG813", hint=hint)
         self._options: dict[str, Any] = {
             "monitor": monitor,
             "min_delta": min_delta,
@@ -268,7 +272,8 @@ class Timer(TrainerCallback, ExportableState):
 
     def _compare(self, state: TrainerState, control: TrainerControl) -> None:
         remaining = self.time_remaining()
-        if remaining is not None and remaining <= 0:
+        # The clock of the main process: others read theirs at other times, and would stop at another step.
+        if remaining is not None and collectives.broadcast_from_main([remaining <= 0])[0]:
             control.should_training_stop = True
             if self._verbose and state.is_world_process_zero:
                 _log.warning("Timer: the run ends after %.0f seconds", self.time_elapsed())

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from forgather.lightning import loaders
 from forgather.lightning.hooks import overridden, takes
@@ -120,6 +121,9 @@ def predict_module(scene: Scene, given: Sequence[Any]) -> list[list[Any]]:
 
 def _counts(scene: Scene, given: Sequence[Any], stage: str, most: int | None) -> list[int | None]:
     counts = num_batches(scene, given, stage)
+    if isinstance(scene.module, FSDPModule):
+        # Each forward pass gathers the weights of all ranks.
+        loaders.require_equal_counts(counts, f"the data of {stage}")
     return counts if most is None else [most if count is None else min(count, most) for count in counts]
 
 

@@ -58,7 +58,8 @@ class ModuleLoop(OneProcessTrainer):
         if self.steps.data is None:
             limit, _ = limit_of(self.steps.scene.limits, "train")
             loader = self.steps.train_loader()
-            self.steps.data = LoaderBatches(loader, limit, self.args, topology=self.strategy.topology)
+            topology = self.strategy.topology
+            self.steps.data = LoaderBatches(loader, limit, self.args, topology=topology, metrics=self.steps.scene)
             self.steps.check_interval()
             if not self._is_resumed:
                 self.steps.data.open()
@@ -181,7 +182,8 @@ class ModuleLoop(OneProcessTrainer):
         scene.trainer.write_requested()
 
     def _end_epoch(self, run: Run) -> None:
-        self.steps.end_epoch(is_whole=self.prepare_data().has_last)
+        if self.steps.end_epoch(is_whole=self.prepare_data().has_last):
+            run.session.control.should_training_stop = True
         # Without validation, the metrics of the epoch are those that checkpoints and callbacks compare.
         if not self.steps.validates and (
             self.args.metric_for_best_model is not None or self._session.dispatcher.listeners("on_evaluate")

@@ -38,7 +38,8 @@ def given_of(value: Any) -> Given | None:
     """
     if isinstance(value, _RECORDS):
         return Given(type(value).__name__, changed_options(value), value)
-    if isinstance(value, EarlyStopping | LearningRateMonitor | Timer):
+    # Not a class that the user has derived: it is a callback of our trainers, which they call as it is.
+    if type(value) in (EarlyStopping, LearningRateMonitor, Timer):
         return Given(type(value).__name__, _callback_options(value), value)
     if _is_theirs(type(value)):
         name = type(value).__name__

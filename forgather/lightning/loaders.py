@@ -8,13 +8,14 @@ and repeats rows so that all ranks have the same number of batches. Predictions 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from forgather.lightning.hooks import unsupported
+from forgather.lightning.seeds import given_seed
+from forgather.ml.distributed import collectives
 from forgather.ml.types import Topology
 
 
@@ -84,7 +85,7 @@ def prepared(loader: Any, stage: str, topology: Topology, *, replaces: bool = Tr
         num_replicas=topology.dp_size,
         rank=topology.dp_rank,
         shuffle=shuffles,
-        seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # where `seed_everything` of both libraries keeps it
+        seed=given_seed() or 0,
     )
     return _with_sampler(loader, sampler)
 
@@ -111,6 +112,9 @@ def _with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[
         options["drop_last"] = loader.drop_last
     if loader.num_workers:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    # Not in all releases of torch, or deprecated in newer ones.
+    newer = {"pin_memory_device": "", "in_order": True}
+    options |= {name: given for name, usual in newer.items() if (given := getattr(loader, name, usual)) != usual}
     return DataLoader(loader.dataset, sampler=sampler, **options)
 
 
@@ -136,6 +140,25 @@ def length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
+
+
+def require_equal_counts(counts: Sequence[int | None], what: str) -> None:
+    """Raises an error on every rank if one has another number of batches. Collective: every rank must call it.
+
+    Args:
+        counts: the number of batches of each loader of this rank; None if it is unknown.
+        what: what has these batches, for the message.
+
+    Raises:
+        TrainingError: FG865 if the numbers differ.
+    """
+    found = collectives.all_gather(list(counts))
+    if any(of != found[0] for of in found):
+        numbers = ", ".join(" and ".join(map(str, of)) for of in found)
+        raise unsupported(
+            f"{what} has {numbers} batches on the ranks, and the first ones to end would leave the others waiting",
+            "give each rank the same number of batches, by drop_last or limit_train_batches for example",
+        )
 
 
 def limited(batches: int | None, limit: int | float, word: str) -> int | None:

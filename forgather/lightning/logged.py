@@ -2,7 +2,8 @@
 
 The input is each call of `self.log`; the output is the metrics of a step and of an epoch, by name. A mean is weighted
 by the rows of each batch. A value that is logged both per step and per epoch has the names `<name>_step` and
-`<name>_epoch`. With `sync_dist`, a value is that of all ranks; without, each rank has its own.
+`<name>_epoch`. With `sync_dist`, a value is that of all ranks; without, each rank has its own. Ranks are reduced where
+all of them log or end an epoch, so that one rank alone may read metrics. A checkpoint has the values of its epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from forgather.errors import nearest
 from forgather.lightning.hooks import LOGGED, unsupported
+from forgather.ml.log import get_logger
 
+_log = get_logger(__name__)
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -102,6 +105,8 @@ class _Logged:
     metric: Any = None
     done: Tensor | None = None
     """The value of the epoch, once it was computed."""
+    misses_batches: bool = False
+    """Whether a run has resumed within the epoch, and the metric has not seen the batches before."""
 
     def settings(self) -> tuple[Any, ...]:
         return (self.on_step, self.on_epoch, self.bar, self.logger, self.reduction, self.loader)
@@ -161,8 +166,11 @@ class LoggedValues:
         self._batch = self._rows = None
 
     def end_batches(self) -> None:
-        """Metrics are those of the epoch from now on."""
+        """Metrics are those of the epoch from now on. With `sync_dist`, every rank must call it."""
         self.within_batches = False
+        for known in self._values.values():
+            if known.on_epoch:
+                self._of_epoch(known)
 
     def log(self, hook: str, name: str, value: Any, **options: Any) -> None:
         """Adds a value.
@@ -196,8 +204,11 @@ class LoggedValues:
         known.done = None
         if hasattr(value, "compute") and hasattr(value, "reset"):
             known.metric, known.newest = value, getattr(value, "_forward_cache", None)
-            return
-        self._add(known, _as_tensor(value, name), given.batch_size)
+        else:
+            self._add(known, _as_tensor(value, name), given.batch_size)
+        if known.on_epoch and not self.within_batches:
+            # All ranks log, but one of them alone may read the metrics in the hook that follows.
+            self._of_epoch(known)
 
     def _add(self, known: _Logged, value: Tensor, batch_size: int | None) -> None:
         if known.on_step:
@@ -239,7 +250,7 @@ class LoggedValues:
         return known.done
 
     def metrics(self) -> Metrics:
-        """Returns the metrics of the current step, or those of the epoch. With `sync_dist`, every rank must call it."""
+        """Returns the metrics of the current step, or those of the epoch."""
         of_step, found = self.within_batches, Metrics()
         for known in list(self._values.values()):
             if known.loader != self.loader:
@@ -258,6 +269,26 @@ class LoggedValues:
                 found.bar[name] = float(value)
         return found
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Returns what this rank has logged in the epoch, as plain values and tensors on the CPU."""
+        return [
+            on_host({name: of for name, of in vars(known).items() if name not in ("metric", "done")})
+            | {"misses_batches": known.misses_batches or known.metric is not None}
+            for known in self._values.values()
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Restores what a rank had logged in the epoch of a checkpoint.
+
+        Args:
+            state: what `state_dict` returned.
+        """
+        for kept in state:
+            known = _Logged(**kept)
+            self._values[known.hook, known.name, known.loader if known.names_loader else None] = known
+            if known.misses_batches and known.on_epoch:
+                _log.warning("%r of this epoch is that of the batches after the checkpoint", known.name)
+
     def reset(self) -> None:
         """Forgets all values, at the end of an epoch."""
         for known in self._values.values():
@@ -266,6 +297,15 @@ class LoggedValues:
         self._values.clear()
         self.within_batches = False
         self.loader = None
+
+
+def on_host(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a mapping whose tensors are on the CPU.
+
+    Args:
+        values: tensors and other values by name.
+    """
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
 def _levels(hook: str, name: str, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:

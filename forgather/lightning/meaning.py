@@ -15,6 +15,7 @@ from forgather.aliases import alias_of
 from forgather.errors import nearest
 from forgather.lightning.callback_words import read_callback
 from forgather.lightning.durations import seconds_of
+from forgather.lightning.logger_words import read_loggers
 from forgather.lightning.strategy_words import StrategyMeaning, meaning_of_strategy
 from forgather.lightning.trainer_words import TOOL, Given, Limits, Reading, TrainerWords, shown_value
 from forgather.rules import Violation
@@ -75,6 +76,8 @@ def _read_limit(reading: Reading, word: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if word == "val_check_interval" and not is_number:
         reading.refuse(word, "give a number of training batches, or a fraction of an epoch")
+    elif word == "val_check_interval" and value == 0 and isinstance(value, int):
+        reading.refuse(word, "limit_val_batches: 0 turns validation off", code="FG813", message=f"{word} is 0")
     elif not is_number or value < 0 or (isinstance(value, float) and value > 1):
         hint = "expected a number of batches, or a fraction from 0.0 to 1.0"
         if word != "num_sanity_val_steps" or value != -1:
@@ -138,42 +141,6 @@ def _read_callbacks(reading: Reading, word: str, value: Any) -> None:
         # A callback of ours, or of transformers, is what it is.
         if not isinstance(one, Given) or read_callback(reading, one.name, one.options):
             kept.append(one)
-
-
-def _read_logger(reading: Reading, word: str, value: Any) -> None:
-    if value is True:
-        return
-    if value is False:
-        reading.set(word, {"report_to": "none"})
-        return
-    loggers = list(value) if isinstance(value, Sequence) and not isinstance(value, Given | str) else [value]
-    names: list[str] = []
-    settings: dict[str, Any] = {}
-    for one in loggers:
-        if not isinstance(one, Given) or one.name not in _TRACKERS:
-            name = one.name if isinstance(one, Given) else one
-            alias = alias_of("constructor", f"*:{name}", TOOL) if isinstance(one, Given) else None
-            reading.refuse(word, alias.hint if alias else f"expected {', '.join(_TRACKERS)}, or true", value=name)
-            continue
-        tracker, options = _TRACKERS[one.name]
-        names.append(tracker)
-        for option, given in one.options.items():
-            if option in options:
-                settings[options[option]] = given
-            else:
-                message = f"{one.name}({option}={repr(given)[:60]}) is not available"
-                hint = f"it has {', '.join(options)} here; {tracker} reads its other settings from its own variables"
-                reading.refuse(word, hint, message=message)
-    reading.set(word, {"report_to": names, **settings} if names else {})
-
-
-_TRACKERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "TensorBoardLogger": ("tensorboard", {"save_dir": "logging_dir", "name": "run_name"}),
-    "WandbLogger": ("wandb", {"project": "project", "name": "run_name"}),
-    "MLFlowLogger": ("mlflow", {"experiment_name": "project", "run_name": "run_name"}),
-    "CometLogger": ("comet_ml", {"project": "project", "project_name": "project"}),
-}
-"""The tracker of each logger, and the setting for each of its options."""
 
 
 def _read_plugins(reading: Reading, word: str, value: Any) -> None:
@@ -289,16 +256,26 @@ def _read_processes(reading: Reading) -> None:
     if total is not None and (total > 1 or "devices" in words):
         reading.notes.append(f"devices={per_node} x num_nodes={nodes} are {total} processes, started by torchrun")
     if total is None or total > 1:
-        if words.get("use_distributed_sampler") is False:
-            reading.refuse("use_distributed_sampler", "every process takes its own rows of a step, as a sampler would")
         if words.get("sync_batchnorm"):
             why = "convert the module itself: torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)"
             reading.refuse("sync_batchnorm", why)
 
 
-def _accept(reading: Reading, word: str, value: Any) -> None:
+def _read_without_effect(reading: Reading, word: str, value: Any) -> None:
+    alias = alias_of("setting", word, TOOL)
     if not isinstance(value, bool):
         reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {value!r}")
+    elif alias is not None:
+        reading.notes.append(f"{word}={value} has no effect of its own: {alias.why}")
+
+
+def _read_sampler(reading: Reading, word: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {value!r}")
+        return
+    reading.rest["replaces_samplers"] = value
+    whose = "a sampler of its own rows, in place of the loader's" if value else "the sampler of the loader as it is"
+    reading.notes.append(f"{word}={value} gives each of several processes {whose}")
 
 
 # lengths and defaults
@@ -387,10 +364,9 @@ _READERS: Mapping[str, Callable[[Reading, str, Any], None]] = {
     "max_time": _read_max_time,
     **dict.fromkeys(("deterministic", "benchmark", "detect_anomaly"), _read_switch),
     "enable_progress_bar": _read_progress,
-    "inference_mode": _accept,
-    "use_distributed_sampler": _accept,
-    "sync_batchnorm": _accept,
-    "logger": _read_logger,
+    "use_distributed_sampler": _read_sampler,
+    **dict.fromkeys(("inference_mode", "sync_batchnorm"), _read_without_effect),
+    "logger": read_loggers,
     "plugins": _read_plugins,
     "strategy": _read_strategy,
     "devices": _read_devices,

@@ -205,17 +205,23 @@ class LightningModule(HyperParameters, nn.Module):
 class LightningDataModule(HyperParameters):
     """The data of a run: preparation, and a loader for each stage."""
 
+    prepare_data_per_node = True
+    """Whether `prepare_data` is called on each machine; on the main process alone otherwise."""
+
     def __init__(self) -> None:
         self.trainer: Any = None
 
     def prepare_data(self) -> None:
-        """Downloads or writes files. It is called on one process of each machine."""
+        """Downloads or writes files. It is called on one process of each machine, see `prepare_data_per_node`."""
 
     def setup(self, stage: str) -> None:
         """Makes the data sets. It is called on every process, with "fit", "validate", "test" or "predict"."""
 
     def teardown(self, stage: str) -> None:
         """Is called at the end of a stage."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Is called if an error, or the user, has ended `fit`."""
 
     def train_dataloader(self) -> Any:
         """Returns the loader of the training data."""

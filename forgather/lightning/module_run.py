@@ -54,7 +54,7 @@ class ModuleRun:
     @property
     def args(self) -> RunFolder:
         """The folder of the checkpoints."""
-        return RunFolder(str(self.trainer.words.settings.get("output_dir", "trainer_output")))
+        return RunFolder(self.trainer.default_root_dir)
 
     def train(self) -> None:
         """Fits the module. Collective: every process must call it."""

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from forgather.lightning.hooks import Hooks
-from forgather.lightning.logged import LoggedValues, Metrics
+from forgather.lightning.logged import LoggedValues, Metrics, on_host
 from forgather.lightning.trainer_words import Limits
+from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 
 _PER_STAGE = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -78,12 +79,13 @@ class Scene:
     @property
     def values(self) -> LoggedValues:
         """The values that the hooks of the present stage log."""
-        if self.stage not in self._values:
+        return self._values_of(self.stage)
+
+    def _values_of(self, stage: str) -> LoggedValues:
+        if stage not in self._values:
             several = self.strategy is not None and self.strategy.topology.dp_size > 1
-            self._values[self.stage] = LoggedValues(
-                is_training=self.stage == "train", reduce=self.reduced if several else None
-            )
-        return self._values[self.stage]
+            self._values[stage] = LoggedValues(is_training=stage == "train", reduce=self.reduced if several else None)
+        return self._values[stage]
 
     def take_metrics(self) -> Metrics:
         """Returns the metrics of the present stage, and keeps them as the newest ones."""
@@ -96,6 +98,28 @@ class Scene:
         self.metrics = Metrics()
         self._values.clear()
 
+    def agree_to_stop(self) -> bool:
+        """Returns whether `should_stop` is true on one of the processes; then it is on all of them. Collective."""
+        # A process that stops alone leaves the others waiting for its gradients.
+        self.should_stop = collectives.all_max(float(self.should_stop)) > 0
+        return self.should_stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the newest metrics, and what has been logged in the epoch, both of this process."""
+        logged = self._values.get("train")
+        kept = {kind: on_host(values) for kind, values in vars(self.metrics).items()}
+        return {"metrics": kept, "values": None if logged is None else logged.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the metrics of a checkpoint, and continues the averages of its epoch.
+
+        Args:
+            state: what `state_dict` returned on the process of this rank.
+        """
+        self.metrics = Metrics(**state["metrics"])
+        if state["values"] is not None:
+            self._values_of("train").load_state_dict(state["values"])
+
     @torch.no_grad()
     def reduced(self, value: Tensor, how: str) -> Tensor:
         """Returns the sum, the maximum or the minimum of a tensor over all data-parallel ranks. Collective.
@@ -107,6 +131,7 @@ class Scene:
         assert self.strategy is not None, "logging begins when the strategy is built"  # noqa: S101
         if how == "sum":
             return torch.as_tensor(self.strategy.reduce(value.clone()))
-        found = value.clone()
+        # A module may log a plain number, which is on the CPU, and NCCL reduces on its device only.
+        found = value.to(self.strategy.topology.device, copy=True)
         dist.all_reduce(found, op={"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[how])
         return found

@@ -34,12 +34,20 @@ class StageData:
         given: the loaders that were given to the trainer, by stage.
         datamodule: the data module, or None.
         topology: a function that returns the position of this rank.
+        replaces_samplers: whether several ranks get samplers of their own rows.
     """
 
     def __init__(
-        self, scene: Scene, given: Mapping[str, Any], datamodule: Any, topology: Callable[[], Topology]
+        self,
+        scene: Scene,
+        given: Mapping[str, Any],
+        datamodule: Any,
+        topology: Callable[[], Topology],
+        *,
+        replaces_samplers: bool = True,
     ) -> None:
         self._scene, self._given, self._topology = scene, dict(given), topology
+        self._replaces_samplers = replaces_samplers
         self.datamodule = datamodule
         self._held: dict[str, list[Any]] = {}
 
@@ -90,4 +98,4 @@ class StageData:
 
     def _distributed(self, loader: Any, stage: str) -> Any:
         overfits = bool(self._scene.limits.overfit_batches) and stage in ("train", "validate")
-        return loaders.prepared(loader, stage, self._topology(), overfits=overfits)
+        return loaders.prepared(loader, stage, self._topology(), replaces=self._replaces_samplers, overfits=overfits)

@@ -6,6 +6,7 @@ micro-batch counts the same, whatever its rows: the loss of a step is the mean o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +20,13 @@ from forgather.lightning.scene import Scene
 from forgather.lightning.schedules import ModuleSchedules
 from forgather.lightning.train_data import LoaderBatches
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
+from forgather.ml.distributed import collectives
+from forgather.ml.log import get_logger
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.run import Run
 from forgather.ml.types import Update, Window
+
+_log = get_logger(__name__)
 
 
 class ModuleRule:
@@ -82,6 +87,7 @@ class ModuleSteps:
         self._output: Any = None
         self._has_loss = False
         self._due = False
+        self._warned_of: set[str] = set()
 
     @property
     def optimizer(self) -> Any:
@@ -188,6 +194,8 @@ class ModuleSteps:
         if self.data.has_last:
             schedules.advance("epoch", scene.epoch + 1)
         self.end_batch()
+        # Before the decisions below: validation is collective.
+        scene.agree_to_stop()
         every = scene.log_every_n_steps
         if scene.limits.fast_dev_run or (every and scene.steps % every == 0) or scene.should_stop:
             scene.trainer.log_metrics({name: float(value) for name, value in scene.values.metrics().log.items()})
@@ -200,7 +208,7 @@ class ModuleSteps:
     def _end_step(self, run: Run) -> None:
         assert self.schedules is not None  # noqa: S101
         if any(config.reduce_on_plateau and config.interval == "step" for config in self.schedules.configs):
-            self.schedules.advance("step", self.batches, self.scene.trainer.callback_metrics)
+            self.schedules.advance("step", self.batches, self._metrics_of_main())
         if self.scene.should_stop and self.may_stop:
             run.session.control.should_training_stop = True
 
@@ -268,14 +276,16 @@ class ModuleSteps:
 
     def evaluate(self, run: Run) -> dict[str, float]:
         """Validates, and returns the metrics under the names that our loop looks for."""
-        run_metrics: dict[str, float] = {}
+        began = time.monotonic()
         self.scene.hooks.call_module("on_validation_model_zero_grad")
         evaluate_module(self.scene, self.val_loaders(), "validate")
-        for name, value in self.scene.trainer.callback_metrics.items():
-            run_metrics[name] = float(value)
+        self.scene.agree_to_stop()
         followed = run.args.metric_for_best_model
+        run_metrics = self._metrics_of_main(
+            followed, *(getattr(one, "monitor", None) for one in run.session.dispatcher.callbacks)
+        )
         # The line in the log by which our loop ranks checkpoints and knows that this step was evaluated.
-        line = {"eval_runtime": 0.0}
+        line = {"eval_runtime": round(time.monotonic() - began, 4)}
         if followed in run_metrics:
             line[f"eval_{followed.removeprefix('eval_')}"] = run_metrics[followed]
         run.session.log(line)
@@ -285,6 +295,27 @@ class ModuleSteps:
             self._due = False
             self._end_step(run)
         return run_metrics | line
+
+    def _metrics_of_main(self, *followed: str | None) -> dict[str, float]:
+        """Returns the newest metrics of the main process, by which every process decides. Collective.
+
+        Args:
+            *followed: the metrics, besides those of schedules, that decide: a warning says if the processes differ.
+        """
+        own = {name: float(value) for name, value in self.scene.trainer.callback_metrics.items()}
+        every = collectives.all_gather(own)
+        schedules = self.schedules.configs if self.schedules is not None else []
+        for name in {*followed, *(config.monitor for config in schedules)} - {None} - self._warned_of:
+            # As text: NaN is not equal to itself.
+            if name is not None and len({str(of.get(name)) for of in every}) > 1:
+                self._warned_of.add(name)
+                if self.scene.trainer.is_global_zero:
+                    _log.warning(
+                        "the processes have different values of %r, and that of the main process counts: "
+                        "log it with sync_dist=True",
+                        name,
+                    )
+        return every[0]
 
     def sanity_check(self) -> None:
         """Tries some batches of the validation data before training; draws no random numbers of the run."""
@@ -311,8 +342,8 @@ class ModuleSteps:
         if not batches:
             self.scene.hooks.call("on_train_epoch_start")
 
-    def end_epoch(self, *, is_whole: bool) -> None:
-        """Calls the hooks at the end of an epoch, and steps the schedules that follow a metric.
+    def end_epoch(self, *, is_whole: bool) -> bool:
+        """Calls the hooks at the end of an epoch, steps the schedules that follow a metric; returns whether to stop.
 
         Args:
             is_whole: whether all batches were read.
@@ -325,10 +356,12 @@ class ModuleSteps:
         hooks.call_callbacks("on_train_epoch_end", monitoring=True)
         found = scene.take_metrics()
         if is_whole and any(config.reduce_on_plateau for config in self.schedules.configs):
-            self.schedules.advance("epoch", scene.epoch + 1, scene.trainer.callback_metrics)
+            self.schedules.advance("epoch", scene.epoch + 1, self._metrics_of_main())
         scene.trainer.log_metrics({name: float(value) for name, value in found.log.items()})
         scene.values.reset()
+        stops = scene.agree_to_stop() and self.may_stop
         scene.epoch += 1
+        return stops
 
 
 def loss_of(output: Any, scene: Scene) -> Tensor | None:

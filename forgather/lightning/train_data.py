@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils._pytree import tree_leaves
 
 from forgather.errors import CheckpointError, TrainingError
@@ -54,20 +55,25 @@ class LoaderBatches:
         limit: the number of batches of an epoch, or the share of them.
         args: the training arguments, whose accumulation and number of steps are read.
         topology: the topology of this process.
+        metrics: what has the metrics of the epoch, which a checkpoint stores next to the position in it.
 
     Raises:
-        TrainingError: FG803 if there are no batches; FG805 if their number is unknown and that of the steps, too.
+        TrainingError: FG803 if there are no batches; FG805 if their number is unknown and that of the steps, too;
+            FG865 if the ranks have different numbers of batches.
     """
 
-    def __init__(self, loader: Any, limit: int | float, args: TrainingArguments, *, topology: Topology) -> None:
+    def __init__(
+        self, loader: Any, limit: int | float, args: TrainingArguments, *, topology: Topology, metrics: Stateful
+    ) -> None:
         self.loader = loader
         self.accumulation = args.accumulation
         self.seed = args.seed
         self.epoch = self.row = 0
         self.has_last = False
         """Whether the window that was given last has the last batch of the epoch."""
-        self._topology = topology
+        self._topology, self._metrics = topology, metrics
         self.num_batches = loaders.limited(loaders.length(loader), limit, "limit_train_batches")
+        loaders.require_equal_counts([self.num_batches], "the training data")
         self.share = SimpleNamespace(rows=getattr(loader, "batch_size", None) or 1, size=topology.dp_size)
         self._opened: Iterator[Any] | None = None
         self._begin: dict[str, Any] = {}
@@ -211,9 +217,11 @@ class LoaderBatches:
         """Returns the position, and what is needed to read the same epoch again. Collective."""
         state: dict[str, Any] = {"epoch": self.epoch, "row": self.row, "batch": self.row, "loader": True}
         state["num_batches"] = self.num_batches
+        if self.row:
+            # Also at the end of an epoch, whose hooks follow after the checkpoint.
+            state["metrics"] = collectives.all_gather(self._metrics.state_dict())
         if self.row and not self.at_end_of_epoch:
-            own = {**self._begin, "digest": _digest(self._latest)}
-            state["ranks"] = collectives.all_gather(own) if collectives.is_multi_process() else [own]
+            state["ranks"] = collectives.all_gather({**self._begin, "digest": _digest(self._latest)})
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,6 +238,9 @@ class LoaderBatches:
                 "resume with the same data, batch size, limits and number of processes",
             )
         self.epoch, self.row = state["epoch"], state["row"]
+        # Absent at the beginning of an epoch, and in checkpoints of earlier releases.
+        if metrics := state.get("metrics"):
+            self._load_metrics(metrics)
         if ranks := state.get("ranks"):
             if len(ranks) != self._topology.world_size:
                 raise _other(
@@ -240,6 +251,17 @@ class LoaderBatches:
             own = ranks[self._topology.rank]
             self._begin = {"rng": own["rng"], "generators": own["generators"]}
             self._expected = own["digest"]
+
+    def _load_metrics(self, ranks: list[dict[str, Any]]) -> None:
+        if len(ranks) == self._topology.world_size:
+            self._metrics.load_state_dict(ranks[self._topology.rank])
+            return
+        _log.warning(
+            "the metrics of epoch %d are lost: the checkpoint has those of %s, and there are %d",
+            self.epoch,
+            plural(len(ranks), "process", "processes"),
+            self._topology.world_size,
+        )
 
 
 def _other(message: str, hint: str) -> CheckpointError:

@@ -98,7 +98,12 @@ class Trainer(TrainerFacts):
         try:
             loop.train(resume_folder(ckpt_path, self.words.settings.get("output_dir", loop.args.output_dir)))
         except BaseException as error:
+            # Requests of checkpoints are no longer those of a step.
+            scene.stage = ""
             scene.hooks.call_callbacks("on_exception", error)
+            data = self._data
+            if data is not None and data.datamodule is not None and overridden(data.datamodule, "on_exception"):
+                data.datamodule.on_exception(error)
             raise
         scene.hooks.call("on_fit_end")
         self.write_requested()
@@ -158,7 +163,10 @@ class Trainer(TrainerFacts):
         return None if return_predictions is False else found[0] if len(found) == 1 else found
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
-        """Writes a checkpoint into a folder of this name. In a step of training, it is written at the step's end.
+        """Writes a checkpoint into a folder of this name.
+
+        In a step of training, it is written at the step's end, if the main process has asked for it. After `fit`, every
+        process must call this.
 
         Args:
             filepath: the folder that gets the checkpoint.
@@ -177,10 +185,12 @@ class Trainer(TrainerFacts):
 
     def write_requested(self) -> None:
         """Writes the checkpoints that were asked for during a step. Collective: every process must call it."""
-        # The main process decides: scripts ask for a checkpoint where is_global_zero is true.
-        asked = collectives.run_on_main(lambda: self._requested) if collectives.is_multi_process() else self._requested
-        self._requested = []
-        for path in asked:
+        requested, self._requested = self._requested, []
+        # The main process decides: scripts ask for a checkpoint where is_global_zero is true. Most steps
+        # have no request, for which a number is enough.
+        if not collectives.broadcast_from_main([bool(requested)])[0]:
+            return
+        for path in collectives.run_on_main(lambda: requested):
             assert self._loop is not None  # noqa: S101
             self._loop.run.saver.save_into(path)
 
@@ -249,7 +259,9 @@ class Trainer(TrainerFacts):
             log_every_n_steps=int(self.words.settings.get("logging_steps", 0)),
             clip_value=self._clip_value,
         )
-        data = self._data = StageData(scene, given, datamodule, self._topology)
+        data = self._data = StageData(
+            scene, given, datamodule, self._topology, replaces_samplers=self.words.replaces_samplers
+        )
         self._attach(model)
         if self._seeds_again and (seed := given_seed()) is not None:
             # As Lightning's strategies for several processes do, before they call `prepare_data`.
@@ -311,11 +323,8 @@ class Trainer(TrainerFacts):
         datamodule = data.datamodule
         if datamodule is not None:
             datamodule.trainer = self
-        for owner in (datamodule, scene.module):
-            if owner is not None and process_facts().local_rank == 0 and overridden(owner, "prepare_data"):
-                owner.prepare_data()  # type: ignore[operator]
-        # The other ranks of the machine read what was prepared.
-        collectives.all_gather(None)
+        # The other ranks wait: they read what was prepared, or end if it failed.
+        collectives.run_collectively(lambda: _prepare_data((datamodule, scene.module)))
         if datamodule is not None and overridden(datamodule, "setup"):
             datamodule.setup(stage)
         scene.hooks.call("setup", stage)
@@ -328,3 +337,12 @@ class Trainer(TrainerFacts):
         if self._data.datamodule is not None and overridden(self._data.datamodule, "teardown"):
             self._data.datamodule.teardown(stage)
         self._scene.hooks.call("teardown", stage)
+
+
+def _prepare_data(owners: tuple[Any, ...]) -> None:
+    """Calls `prepare_data` of the owners of data, on one process of each machine or, if they say so, of all."""
+    facts = process_facts()
+    for owner in owners:
+        number = facts.local_rank if getattr(owner, "prepare_data_per_node", True) else facts.rank
+        if owner is not None and number == 0 and overridden(owner, "prepare_data"):
+            owner.prepare_data()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.errors import TrainingError
 from forgather.lightning.evaluation import num_batches
 from forgather.lightning.fitting import ModuleLoop
 from forgather.lightning.hooks import unsupported
@@ -94,7 +95,8 @@ class TrainerFacts:
 
     @should_stop.setter
     def should_stop(self, wanted: bool) -> None:
-        assert self._scene is not None, "a module or a callback of a run sets it"  # noqa: S101
+        if self._scene is None:
+            raise _before_fit("should_stop is set")
         self._scene.should_stop = wanted
 
     @property
@@ -118,7 +120,7 @@ class TrainerFacts:
     def _metrics(self) -> Any:
         scene = self._scene
         if scene is None:
-            raise unsupported("metrics are read before fit", "read them in a hook of the run, or after it")
+            raise _before_fit("metrics are read")
         if scene.stage:
             scene.take_metrics()
         return scene.metrics
@@ -137,20 +139,23 @@ class TrainerFacts:
     @property
     def estimated_stepping_batches(self) -> int:
         """The number of optimizer steps of the run."""
-        assert self._loop is not None, "configure_optimizers reads it"  # noqa: S101
+        if self._loop is None:
+            raise _before_fit("estimated_stepping_batches is read")
         return self._loop.num_steps[0]
 
     @property
     def num_training_batches(self) -> int | float:
         """The number of training batches of an epoch; infinite if it is unknown."""
-        assert self._loop is not None  # noqa: S101
+        if self._loop is None:
+            raise _before_fit("num_training_batches is read")
         found = self._loop.prepare_data().num_batches
         return float("inf") if found is None else found
 
     @property
     def num_val_batches(self) -> list[int | None]:
         """The number of batches of each loader of the validation data."""
-        assert self._scene is not None and self._data is not None  # noqa: S101, PT018
+        if self._scene is None or self._data is None:
+            raise _before_fit("num_val_batches is read")
         return num_batches(self._scene, self._data.loaders("validate"), "validate")
 
     @property
@@ -237,3 +242,7 @@ class TrainerFacts:
         """
         if values and self._loop is not None:
             self._loop.log_values(dict(values))
+
+
+def _before_fit(what: str) -> TrainingError:
+    return unsupported(f"{what} before fit", "do it in a hook of the run, in configure_optimizers, or after it")

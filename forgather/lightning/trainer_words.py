@@ -87,6 +87,7 @@ class TrainerWords:
         max_seconds: the time after which the run ends, in seconds; None for no limit.
         shows_progress: whether progress is shown.
         clip_value: the largest absolute value of a number in the gradients; None for no such limit.
+        replaces_samplers: whether several processes get samplers of their own rows in place of those of the loaders.
     """
 
     settings: dict[str, Any]
@@ -103,6 +104,7 @@ class TrainerWords:
     max_seconds: float | None = None
     shows_progress: bool = True
     clip_value: float | None = None
+    replaces_samplers: bool = True
 
 
 class Reading:

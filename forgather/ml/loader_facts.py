@@ -18,10 +18,10 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     default_collate,
-    default_convert,
 )
 
 from forgather.errors import TrainingError
+from forgather.ml.distributed.env import process_facts
 
 _SUPPORTED = "a DataLoader with shuffle=True, shuffle=False, or a DistributedSampler"
 # Torch has no public name for the loader's own defaults of a data set without a length.
@@ -57,6 +57,10 @@ def loader_facts(loader: DataLoader[Any]) -> LoaderFacts:
     Raises:
         TrainingError: FG811 if the loader has an argument that a trainer cannot take over.
     """
+    kind = type(loader)
+    # Accelerate's own only moves batches to a device, as a trainer does.
+    if kind.__iter__ is not DataLoader.__iter__ and kind.__module__.partition(".")[0] != "accelerate":
+        raise _not_taken("__iter__", f"that of {kind.__name__}", f"change rows in the data set, and give {_SUPPORTED}")
     if loader.batch_sampler is None:
         raise _not_taken("batch_size=None", "batches that the data set itself makes", "let the data set return rows")
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
@@ -83,7 +87,7 @@ def loader_facts(loader: DataLoader[Any]) -> LoaderFacts:
         settings["dataloader_prefetch_factor"] = loader.prefetch_factor
     if not isinstance(loader.dataset, IterableDataset):
         settings["train_sampling_strategy"] = _order(loader)
-    own = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
+    own = None if loader.collate_fn is default_collate else loader.collate_fn
     return LoaderFacts(loader.dataset, settings, own)
 
 
@@ -101,6 +105,15 @@ def _order(loader: DataLoader[Any]) -> str:
             )
         return "random"
     if type(sampler) is DistributedSampler:
+        found, started = sampler.num_replicas, process_facts().world_size
+        if found != started:
+            raise _not_taken("sampler", f"for {found} processes of {started}", "give num_replicas the number of all")
+        if sampler.seed:
+            raise _not_taken(
+                "sampler", f"one with seed={sampler.seed}", "leave it out, and set data_seed in the config"
+            )
+        if sampler.drop_last:
+            raise _not_taken("sampler", "one with drop_last=True", "give drop_last to the DataLoader")
         return "random" if sampler.shuffle else "sequential"
     raise _not_taken("sampler", type(sampler).__name__, f"give {_SUPPORTED}")
 

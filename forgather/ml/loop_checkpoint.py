@@ -237,6 +237,13 @@ def _restore(module: nn.Module, tree: Any, optimizer: Any, lr_scheduler: Any, fo
         lr_scheduler.load_state_dict(tree["lr_scheduler"])
     if len(tree["rng"]) == collectives.size():
         restore_rng(tree["rng"][collectives.rank()])
+    else:
+        _log.warning(
+            "%s has the random numbers of %d processes, and there are %d: they go on with their own",
+            folder,
+            len(tree["rng"]),
+            collectives.size(),
+        )
 
 
 def _copied(tree: Any) -> Any:

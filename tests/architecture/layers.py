@@ -15,7 +15,7 @@ foundation:
     rules
     lightning.durations lightning.strategies run_control translation
     lightning.strategy_words lightning.trainer_words
-    lightning.callback_words
+    lightning.callback_words lightning.logger_words
     lightning.meaning
     control_socket
     control_listener interventions trackers

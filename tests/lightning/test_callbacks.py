@@ -237,3 +237,18 @@ def test_a_metric_that_is_not_finite_ends_a_run():
     state = SimpleNamespace(epoch=1, is_world_process_zero=True)
     EarlyStopping("loss", verbose=True).on_evaluate(None, state, control, metrics={"loss": math.nan})
     assert control.should_training_stop
+
+
+@pytest.mark.parametrize("patience", [-1, "3", 2.5, True])
+def test_a_patience_that_cannot_be_counted_is_refused_before_the_run(patience):
+    with pytest.raises(SettingError, match=r"FG813.*EarlyStopping: patience is"):
+        EarlyStopping("loss", patience=patience)
+
+
+class Eager(EarlyStopping):
+    """A user's own rule."""
+
+
+def test_a_subclass_of_the_user_is_called_as_it_is(tmp_path):
+    stopping = Eager("loss")
+    assert stopping in read_words(callbacks=[stopping], default_root_dir=str(tmp_path), logger=False).callbacks

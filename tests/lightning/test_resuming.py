@@ -66,6 +66,73 @@ def test_a_generator_of_the_loader_is_put_back(tmp_path):
     assert after(whole, 3) == after(found, 0)
 
 
+def logging_step(self, batch, batch_idx):
+    loss = self.loss(batch)
+    self.losses.append(loss.item())
+    self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+    for how in ("sum", "max", "min"):
+        self.log(how, loss, on_step=False, on_epoch=True, reduce_fx=how, add_dataloader_idx=how != "max")
+    return loss
+
+
+def plateau(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train_loss"}}
+
+
+# Four batches are an epoch. The checkpoint of step 8 is written before the hooks at the end of the epoch.
+@pytest.mark.parametrize("step", [3, 6, 8])
+def test_metrics_of_the_epoch_of_a_checkpoint_are_those_of_all_its_batches(tmp_path, step):
+    def on_train_epoch_end(self):
+        self.epochs[self.current_epoch] = {name: float(of) for name, of in self.trainer.callback_metrics.items()}
+
+    def trained(folder, ckpt_path=None):
+        changes = {"training_step": logging_step, "on_train_epoch_end": on_train_epoch_end, "epochs": {}}
+        L.seed_everything(7)
+        model = scripts.regression(L, configure_optimizers=plateau, **changes)()
+        checkpoints = L.ModelCheckpoint(every_n_train_steps=step, save_top_k=-1)
+        made = scripts.trainer(L, folder, max_epochs=3, callbacks=[checkpoints], check_val_every_n_epoch=2)
+        made.fit(model, *scripts.loaders(), ckpt_path=ckpt_path)
+        return model.epochs, scripts.outcome(made, model)
+
+    epochs, whole = trained(tmp_path / "whole")
+    further, found = trained(tmp_path / "further", str(tmp_path / f"whole/checkpoint-{step}"))
+    assert {epoch: of for epoch, of in epochs.items() if epoch >= (step - 1) // 4} == further
+    assert [whole[name] for name in ("metrics", "weights")] == [found[name] for name in ("metrics", "weights")]
+
+
+class Mean:
+    """A metric in the form of torchmetrics."""
+
+    def __init__(self):
+        self.values = []
+
+    def compute(self):
+        return sum(self.values) / len(self.values)
+
+    def reset(self):
+        self.values = []
+
+
+def test_a_metric_object_that_misses_batches_before_a_checkpoint_is_reported(tmp_path, caplog):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.mean.values.append(loss.item())
+        self.log("mean", self.mean, on_epoch=True, on_step=False)
+        return loss
+
+    run(tmp_path, epochs=1, changes={"training_step": training_step, "mean": Mean()})
+    assert "after the checkpoint" not in caplog.text
+    run(
+        tmp_path / "further",
+        epochs=1,
+        changes={"training_step": training_step, "mean": Mean()},
+        ckpt_path=str(tmp_path / "checkpoint-3"),
+    )
+    assert "'mean' of this epoch is that of the batches after the checkpoint" in caplog.text
+
+
 def test_other_rows_after_a_checkpoint_are_an_error(tmp_path):
     run(tmp_path, until=5)
     other = DataLoader(TensorDataset(*(2 * part for part in scripts.rows().tensors)), batch_size=8, shuffle=True)
@@ -181,3 +248,4 @@ def test_two_ranks_go_on_within_an_epoch(tmp_path):
     for expected, rank in zip(whole, found, strict=True):
         assert expected["losses"][6:] == rank["losses"]
         assert expected["weights"] == rank["weights"]
+        assert expected["metrics"] == rank["metrics"]

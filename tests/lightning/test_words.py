@@ -74,6 +74,10 @@ VALUES = {
 }
 
 
+# Values that mean what None means, and the number of processes that there are anyway.
+QUIET = [("logger", True), ("enable_progress_bar", True), ("devices", 1), ("devices", -1)]
+
+
 def test_the_values_are_those_of_every_word():
     assert set(WORDS["Trainer"]) == set(VALUES) == set(RECORDED["defaults"])
     assert set(_READERS) <= set(VALUES)
@@ -96,7 +100,8 @@ def test_every_word_of_the_trainer_is_answered(word):
                 if getattr(found, name) != getattr(plain, name)
             ]
             default = RECORDED["defaults"][word]
-            quiet = value in (True, False, [], 1, -1, "auto", "norm", "value", default)
+            quiet = value == default and type(value) is type(default)
+            quiet |= value in ([], "auto", "norm", "value") or (word, value) in QUIET
             # The number of the machine's devices, and the number that None stands for.
             quiet |= count == 2 and value in ([0, 1], "2", "0,1", 2)
             quiet |= (word, value) == ("num_sanity_val_steps", 2)
@@ -114,8 +119,9 @@ def test_a_value_that_is_refused_says_so():
     assert [("FG811", "devices")] == refused({"devices": [2, 3]})
     assert [("FG814", "strategy")] == refused({"strategy": "single_device", "devices": 2})
     assert [("FG811", "max_epochs")] == refused({"max_epochs": -1})
-    assert [("FG811", "use_distributed_sampler")] == refused({"use_distributed_sampler": False, "devices": 2})
-    assert [] == refused({"use_distributed_sampler": False, "devices": 1})
+    assert [("FG811", "sync_batchnorm")] == refused({"sync_batchnorm": True, "devices": 2})
+    assert [] == refused({"sync_batchnorm": True, "devices": 1})
+    assert [("FG813", "val_check_interval")] == refused({"val_check_interval": 0})
 
 
 def test_gradients_are_clipped_by_their_norm_or_number_by_number():
@@ -392,3 +398,23 @@ def test_layers_of_a_policy_are_the_units_of_sharding():
     ).violations
     assert ("FG811", "strategy.activation_checkpointing_policy") == (error.code, error.argument)
     assert "FG811" == meaning_of_strategy("FSDPStrategy", {"auto_wrap_policy": lambda module: True}).violations[0].code
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"filename": "a/{epoch}"}, "dirpath"),
+        ({"filename": "{epoch}-{val/loss:.2f}"}, "auto_insert_metric_name=False"),
+        ({"filename": "loss={val/loss:.2f}", "auto_insert_metric_name": False}, None),
+    ],
+)
+def test_the_name_of_a_checkpoint_has_no_folders(options, hint):
+    found = meaning_of({"callbacks": [Given("ModelCheckpoint", options)]}, lambda accelerator: 1)[1]
+    assert ([] if hint is None else [True]) == [hint in str(error.hint) for error in found]
+
+
+def test_words_without_effect_on_one_process_say_so():
+    for words in ({"sync_batchnorm": True}, {"use_distributed_sampler": False}, {"inference_mode": False}):
+        (word,) = words
+        assert [True] == [bool(note) for note in one(words).notes if note.startswith(f"{word}=")]
+    assert not one({"use_distributed_sampler": False, "devices": 2}).replaces_samplers

@@ -307,3 +307,11 @@ def test_every_option_of_the_deepspeed_launcher_has_an_answer():
     # Options that mean the same in both.
     known = {word for word in words if word.replace("_", "-") in ours}
     assert [] == [word for word in words if word not in known and not alias_of("option", word)]
+
+
+def test_two_words_of_a_plugin_for_one_setting_are_an_error_unless_they_agree():
+    words = {"cpu_offload": True, "offload_params": False}
+    found = translate_inside("FullyShardedDataParallelPlugin", words, tool="accelerate")
+    assert ["FG812"] == [one.code for one in found.violations]
+    agreeing = {"cpu_offload": True, "offload_params": True}
+    assert [] == translate_inside("FullyShardedDataParallelPlugin", agreeing, tool="accelerate").violations

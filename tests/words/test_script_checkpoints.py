@@ -217,3 +217,13 @@ def in_a_notebook(folder):
 def test_a_cell_trains_in_several_processes(folder):
     run_ranks(1, in_a_notebook, str(folder / "out"))
     assert (folder / "out" / "model.safetensors").is_file()
+
+
+def saved_by_two():
+    CheckpointManager("saved").save(loop()[0], 1)
+
+
+def test_random_numbers_of_another_number_of_processes_are_reported(caplog):
+    run_ranks(2, saved_by_two, start_group=True)
+    CheckpointManager("saved").load("saved/checkpoint-1", loop()[0])
+    assert "random numbers of 2 processes, and there are 1" in caplog.text

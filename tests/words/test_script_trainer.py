@@ -343,3 +343,78 @@ def test_a_monitor_and_logs_are_both_kept(folder):
         text = DistributedTrainer(parts.Classifier, None, monitor, {**CONFIG, **words}).to_config()
         assert expected == [name for name in ("monitor", "logs") if f"    {name}: " in text]
     saving.close()
+
+
+@pytest.mark.parametrize("mapping_is_first", [True, False])
+def test_a_word_and_a_mapping_of_deepspeed_are_one_mapping(mapping_is_first):
+    mapping = {"zero_optimization": {"overlap_comm": True, "stage": 3}, "steps_per_print": 7}
+    words = [("zero_stage", 3), ("deepspeed", mapping)]
+    found = read_words(dict(reversed(words) if mapping_is_first else words)).settings["deepspeed"]
+    assert mapping == found
+    # The mapping of the script is its own.
+    found["zero_optimization"]["stage"] = 1
+    assert 3 == mapping["zero_optimization"]["stage"]
+
+
+@pytest.mark.parametrize("mapping_is_first", [True, False])
+def test_a_word_that_contradicts_a_mapping_of_deepspeed_is_an_error(mapping_is_first):
+    words = [("zero_stage", 3), ("deepspeed", {"zero_optimization": {"stage": 2}})]
+    with pytest.raises(
+        TrainingError, match=r"FG812.*deepspeed.zero_optimization.stage is [23] by one word, and [23] by"
+    ):
+        read_words(dict(reversed(words) if mapping_is_first else words))
+
+
+def test_a_trainer_of_a_trainer_has_its_words_and_its_optimizer():
+    model = module()
+    first = DistributedTrainer(model, optimizer_of(model), monitor=parts, config={**CONFIG, "batch_size": None})
+    second = DistributedTrainer(first, config={"batch_size": 4})
+    expected = DistributedTrainer(model, optimizer_of(model), config={**CONFIG, "callbacks": [parts]})
+    assert expected.to_config() == second.to_config()
+    with pytest.raises(TrainingError, match=r"FG812.*learning_rate"):
+        DistributedTrainer(first, config={"learning_rate": 0.5})
+
+
+def split_twice():
+    from forgather.distributed import PipelineParallel, TensorParallel
+
+    with pytest.raises(TrainingError, match=r"FG811.*the model of a TensorParallel is a PipelineParallel"):
+        TensorParallel(PipelineParallel(module(), [0, 1]), [0, 1])
+
+
+def test_a_model_that_is_split_is_not_split_again_in_silence():
+    assert [None, None] == run_ranks(2, split_twice)
+
+
+class Doubling(DataLoader):
+    """A loader that changes its batches."""
+
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"seed": 3}, "seed=3"),
+        ({"drop_last": True}, "drop_last=True"),
+        ({"num_replicas": 2}, "for 2 processes of 1"),
+    ],
+)
+def test_what_a_distributed_sampler_says_else_is_refused(options, found):
+    rows = parts.numbers()
+    sampler = DistributedSampler(rows, **{"num_replicas": 1, "rank": 0, **options})
+    with pytest.raises(TrainingError, match=rf"FG811.*sampler is .*{found}"):
+        setup_distributed_training(parts.Classifier, {**CONFIG, "batch_size": None}).train(
+            1, DataLoader(rows, sampler=sampler)
+        )
+
+
+def test_a_loader_that_changes_batches_or_leaves_rows_apart_is_not_a_plain_one():
+    trainer = setup_distributed_training(parts.Classifier, {**CONFIG, "batch_size": None})
+    with pytest.raises(TrainingError, match=r"FG811.*__iter__ is that of Doubling"):
+        trainer.train(1, Doubling(parts.numbers()))
+    convert = torch.utils.data.default_convert
+    from forgather.ml.loader_facts import loader_facts
+
+    assert convert is loader_facts(DataLoader(parts.numbers(), collate_fn=convert)).collate_fn

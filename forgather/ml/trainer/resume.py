@@ -378,13 +378,7 @@ def _restore_parts(
     collectives.run_collectively(
         lambda: refuse_impossible(folder, step, origin_of(folder), progress, saved.optimizer, parts, **present)
     )
-    if meanings is not None:
-        with restoring("meanings", folder):
-            recorded = parts.get("meanings", {})
-            # On the main process, which alone has the files that describe model and tokenizer.
-            collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
-    # On the main process, which alone is sure to know the digest of the base model.
-    collectives.run_on_main(lambda: refuse_checkpoint_of_another_base(folder, strategy.model))
+    _refuse_other_meanings(folder, parts, args, strategy, meanings)
     with restoring(SCHEDULE, folder):
         refuse_other_classes(parts.get("classes", {}), strategy.optimizer, schedule)
     # Recorded now: restoring overwrites these values in place.
@@ -427,6 +421,18 @@ def _change_rates(
     if LEARNING_RATE in (args.allow_changed or ()):
         factor = parts.get("control", {}).get("schedule", {}).get("factor", 1.0)
         change_rates(schedule, configured["lr"], step=step, run_dir=str(args.logging_dir), factor=factor)
+
+
+def _refuse_other_meanings(
+    folder: Path, parts: Mapping[str, Any], args: TrainingArguments, strategy: Strategy, meanings: Meanings | None
+) -> None:
+    if meanings is not None:
+        with restoring("meanings", folder):
+            recorded = parts.get("meanings", {})
+            # On the main process, which alone has the files that describe model and tokenizer.
+            collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
+    # On the main process, which alone is sure to know the digest of the base model.
+    collectives.run_on_main(lambda: refuse_checkpoint_of_another_base(folder, strategy.model))
 
 
 def _restore_average(average: WeightAverage | None, saved: CheckpointReader, parts: Mapping[str, Any]) -> None:
