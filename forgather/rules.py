@@ -117,6 +117,7 @@ class Rules(NamedTuple):
         settings: dict[str, Any] = {}
         found: list[Violation] = []
         nested: dict[str, tuple[str, Any]] = {}
+        written: dict[str, str] = {}
         others = {**self.former, **(elsewhere or {})}
         for name, value in self._in_own_words(given, found):
             present = name if name in self.settings else self.renamed.get(name) or self._accepted(name)
@@ -131,18 +132,23 @@ class Rules(NamedTuple):
                 found += more
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
+            is_word = name != present and name not in self.renamed
+            # None under an old name or another tool's name means "not given", so it must not replace a default.
+            if value is None and (is_word or name in self.quietly):
+                continue
+            # A template often gives the setting, and the word below it is the user's, as a repeated key would be.
+            replaces = is_word and written.get(present) == present
             advice = f"write {present!r} in place of {name!r}"
             if name != present and name not in self.quietly:
                 called = "is now" if name in self.renamed else "is called"
-                message = f"{self.name}: {name!r} {called} {present!r}; {value!r} is used for it"
+                instead = f"in place of {settings[present]!r}" if replaces else "for it"
+                message = f"{self.name}: {name!r} {called} {present!r}; {value!r} is used {instead}"
                 found.append(Violation("FG825", message, name, advice, Severity.WARNING))
-            # None under an old name meant "not given", so it must not replace a default.
-            elif name != present and value is None:
-                continue
-            if present in settings:
+            if present in settings and not replaces:
                 message = f"{present!r} is given twice, once as {name!r}"
                 found.append(Violation(code="FG812", message=message, argument=name, hint=advice))
             settings[present] = value
+            written[present] = name
         found += self._take_apart(settings)
         found += self._written_inside(settings, nested)
         return settings, found
@@ -221,10 +227,10 @@ class Rules(NamedTuple):
                 yield name, value
                 continue
             yield from meant.items()
-            shown = ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items())
-            message = f"{self.name}: {name}={value!r} is {shown or 'the default'}"
-            hint = f"write {shown}" if shown else "leave it out"
-            found.append(Violation("FG825", message, name, hint, Severity.WARNING))
+            # A word that asks for the default asks for nothing.
+            if shown := ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items()):
+                message = f"{self.name}: {name}={value!r} is {shown}"
+                found.append(Violation("FG825", message, name, f"write {shown}", Severity.WARNING))
 
     def _accepted(self, name: str) -> str | None:
         """Returns the setting that other tools call `name`, if the two differ in nothing but the name."""

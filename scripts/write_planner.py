@@ -41,7 +41,7 @@ PIECES = {
     "batches": f"{PLANNER}test_batch_plans.py",
     "drawn": f"{PLANNER}test_pipeline_plans.py",
     "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py "
-    f"{PLANNER}test_remembered_fakes.py {PLANNER}test_peaks.py",
+    f"{PLANNER}test_remembered_fakes.py {PLANNER}test_peaks.py {PLANNER}test_average.py",
     "lengths": f"{PLANNER}test_sequence_plans.py tests/ml/test_plan_grid.py",
     "tasks": f"{PLANNER}test_task_traces.py {PLANNER}test_transformers_steps.py",
     "times": f"{PLANNER}test_step_times.py {PLANNER}test_calibration.py {PLANNER}test_split_search.py "

@@ -64,8 +64,12 @@ def _content(stream: tempfile._TemporaryFileWrapper[bytes]) -> str:
     return stream.read().decode()
 
 
+# These import numpy, which no other command may load.
+WITH_NUMPY = {"forgather.cli.commands.compare", "forgather.cli.comparison_output"}
+
 # In the process that forks, so that no child imports them.
 if "pytest" not in sys.modules:
     for package in PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            if module.name not in WITH_NUMPY:
+                importlib.import_module(module.name)

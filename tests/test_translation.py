@@ -53,3 +53,19 @@ def test_a_config_takes_a_word_that_means_one_of_our_settings(caplog, tmp_path):
         args = TrainingArguments(output_dir=str(tmp_path), max_epochs=2)
     assert args.num_train_epochs == 2
     assert "TrainingArguments: 'max_epochs' is called 'num_train_epochs'; 2 is used for it" in caplog.text
+
+
+def test_a_word_below_our_own_name_replaces_its_value_as_below_a_template(caplog, tmp_path):
+    pytest.importorskip("torch")
+    from forgather.ml import TrainingArguments
+    from forgather.ml.trainer.argument_checks import SettingError
+
+    with caplog.at_level(logging.WARNING):
+        args = TrainingArguments(
+            output_dir=str(tmp_path), num_train_epochs=5, max_epochs=2, max_grad_norm=0.5, max_norm=None
+        )
+    assert (2, 0.5) == (args.num_train_epochs, args.max_grad_norm)
+    assert "'max_epochs' is called 'num_train_epochs'; 2 is used in place of 5" in caplog.text
+    for given in ({"max_epochs": 2, "num_train_epochs": 5}, {"max_norm": 1.0, "gradient_clip_val": 0.5}):
+        with pytest.raises(SettingError, match="is given twice"):
+            TrainingArguments(output_dir=str(tmp_path), **given)

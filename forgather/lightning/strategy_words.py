@@ -270,7 +270,7 @@ def deepspeed_config(options: Mapping[str, Any]) -> dict[str, Any]:
     fields = STRATEGIES["DeepSpeedStrategy"].__dataclass_fields__
     every = {name: options.get(name, field.default) for name, field in fields.items()}
     config: dict[str, Any] = {}
-    zero = {name: every[name] for name in _ZERO} if every["zero_optimization"] else {"stage": 0}
+    zero: dict[str, Any] = {name: every[name] for name in _ZERO} if every["zero_optimization"] else {"stage": 0}
     if every["zero_optimization"]:
         config["zero_allow_untested_optimizer"] = every["zero_allow_untested_optimizer"]
         if every["offload_optimizer"]:

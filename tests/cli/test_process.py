@@ -194,6 +194,7 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(bench):
     assert "Traceback" not in said
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_a_run_goes_on_where_its_output_cannot_be_written(bench):
     (bench / "gone").touch()

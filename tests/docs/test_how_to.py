@@ -10,9 +10,15 @@ from tests.docs.lessons import Command, follow, steps
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "how-to").glob("*.md"))
 SCREEN_LINES = 60
+SLOW = ("calibrate", "chat", "control", "doctor", "export", "plan", "runs", "talk")
+"""The pages whose commands take more than five seconds of CPU time."""
 PREPARATION = ("fgcli new ", "cd ", "python make_text.py", "rm ")
 
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+of_each_page_in_time = pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.matrix] if page.stem in SLOW else []) for page in PAGES],
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def project(made):
     return Path(shutil.copytree(copy, folder))
 
 
-@of_each_page
+@of_each_page_in_time
 def test_a_how_to_is_what_its_reader_sees(page, project):
     follow(page.read_text(), project)
 

@@ -70,6 +70,7 @@ def test_train_starts_as_many_processes_as_the_config_says(bench):
     assert b"" == (bench / "torn_down").read_bytes()
 
 
+@pytest.mark.matrix
 def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
     keeps = "    with open(f'{run_dir}/loss.jsonl', 'a') as file:\n        file.write(f'{ranks.item()}\\n')\n"
     # The first process compares the files: by then all have written.

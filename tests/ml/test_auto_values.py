@@ -135,6 +135,7 @@ def test_the_rows_divide_the_global_batch(bench):
     assert "FG948" == caught.value.code
 
 
+@pytest.mark.matrix
 def test_the_rows_divide_the_batch_of_a_deepspeed_mapping(bench):
     project = Project("engine", ".", trust=True)
     (found,) = find_values(project, Room(gpus=2, nodes=1, limits=(10**7,)))

@@ -68,6 +68,7 @@ def assert_plan_of_the_leaf_is_that_of_the_cell(name, cell):
 ALTERNATING = "pipeline 2, 1F1B"
 
 
+@pytest.mark.matrix
 def test_a_pipeline_is_planned_written_and_checked(bench):
     plain, again = f"{ALTERNATING} without recomputation", f"{ALTERNATING}, recomputed"
     said = []

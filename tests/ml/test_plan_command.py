@@ -130,6 +130,7 @@ def test_a_dry_run_has_all_processes_or_is_refused(per_node):
             assert world_size == machines["gpus"] * machines["nodes"]
 
 
+@pytest.mark.matrix
 def test_a_device_of_meta_is_that_of_all_plans(bench, capsys):
     for name, hardware_of_meta in (("named", "fast.json"), ("mixed", "[fast.json, small.json]")):
         text = TINY_TRAINING.replace(
@@ -178,6 +179,7 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     assert "more could not be planned" not in lines
 
 
+@pytest.mark.matrix
 def test_where_no_way_surely_fits_the_search_on_the_same_devices_is_named(bench, capsys):
     assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--free", "1KiB", "--gpus", "1"])
     (told,) = re.findall("all strategies are searched by: fgcli (.*)", capsys.readouterr().out)
@@ -384,6 +386,7 @@ def test_the_comparison_can_be_turned_off(bench, capsys):
     assert [] == list(bench.glob("out/runs/*/plan.json"))
 
 
+@pytest.mark.matrix
 def test_a_run_is_compared_with_the_memory_that_is_free(bench, capsys):
     assert 0 == main(["-t", "tiny", "train", "--free", "1KiB", "--set", "trainer_args.max_steps=1"])
     assert "plan: does not fit" in capsys.readouterr().err

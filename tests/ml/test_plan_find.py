@@ -356,6 +356,7 @@ def test_what_fits_only_by_offload_is_found_and_written(bench, by):
         assert 0 == main(["-t", "offloaded", "train"])
 
 
+@pytest.mark.matrix
 def test_micro_batches_that_are_larger_than_the_data_are_rejected(bench):
     found = find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=256))
     rejected = [cell for cell in found.cells if cell.reason and "offloaded" not in cell.title]

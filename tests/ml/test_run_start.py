@@ -163,6 +163,7 @@ def test_what_accelerate_was_asked_for_is_read_off_its_command_line_and_its_file
     assert asked == processes_of_accelerate({"HF_HOME": str(tmp_path)}, words)
 
 
+@pytest.mark.matrix
 def test_accelerate_that_starts_one_process_of_two_is_named_in_the_line(tmp_path):
     folder = bench(tmp_path / "bench", 1)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]

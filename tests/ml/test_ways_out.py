@@ -67,6 +67,7 @@ def test_smaller_micro_batches_are_the_largest_that_fit(bench):
     check_promises("tiny", ways[:1], 300_000, gradient_checkpointing="true", bf16="true")
 
 
+@pytest.mark.matrix
 def test_where_the_evaluation_is_left_as_the_peak_its_rows_are_fewer_as_well(bench):
     said = []
     asked = {"gradient_checkpointing": "true", "bf16": "true"}

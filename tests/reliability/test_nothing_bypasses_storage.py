@@ -36,6 +36,7 @@ _CHANGES = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND")
 _ANNOUNCED = {"remove_file": "remove", "remove_folder": "remove"}
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed (apt-get install strace)")
 def test_every_change_below_the_output_folder_was_asked_of_the_storage(tmp_path):
     out, notes, log = tmp_path / "out", tmp_path / "notes.json", tmp_path / "log"

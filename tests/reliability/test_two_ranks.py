@@ -96,6 +96,7 @@ def quick_cases(clean):
     return cases
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(3600)
 def test_one_of_two_ranks_may_fail_at_every_operation(clean, full, figure, tmp_path):
     cases = cases_of(clean, full)

@@ -48,7 +48,7 @@ def test_every_file_of_the_tests_of_runs_is_in_a_piece():
 
 def test_a_row_has_the_largest_figure_or_their_sum_and_counts_its_cases():
     cases = [
-        case("tests/runs/test_run_status.py::test_the_status_is_right_after_each_of_100_kills", kills_right=100),
+        case("tests/runs/test_run_status.py::test_the_status_is_right_after_each_kill", kills_right=100),
         *(case(f"tests/runs/test_heartbeat_of_runs.py::test_the_status_says_how_a_run_ended[{n}]") for n in range(9)),
     ]
     assert "| 100 right | 10 | `runs/test_run_status.py`, `runs/test_heartbeat_of_runs.py` |" in line(cases, "Status")

@@ -93,6 +93,7 @@ print(sorted(module for module in sys.modules if module.startswith("forgather"))
 """
 
 
+@pytest.mark.matrix
 def test_the_exported_script_trains_to_the_same_losses_and_loads_nothing_of_the_config_layer(project):
     (project / "own.py").write_text(OWN)
     config = project / "templates" / "configs" / "a.yaml"

@@ -399,9 +399,7 @@ def _restore_parts(
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
-    if LEARNING_RATE in (args.allow_changed or ()):
-        factor = parts.get("control", {}).get("schedule", {}).get("factor", 1.0)
-        change_rates(schedule, configured["lr"], step=step, run_dir=str(args.logging_dir), factor=factor)
+    _change_rates(args, schedule, configured, parts, step)
     warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     if DATA in parts:
         with restoring(DATA, folder):
@@ -421,6 +419,14 @@ def _restore_parts(
         skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
     present_step = progress or TrainerState(global_step=step)
     return RestoredState(present_step, rng, pending, parts.get("guard", {}), skips, parts.get("control", {}))
+
+
+def _change_rates(
+    args: TrainingArguments, schedule: Any, configured: Mapping[str, Any], parts: Mapping[str, Any], step: int
+) -> None:
+    if LEARNING_RATE in (args.allow_changed or ()):
+        factor = parts.get("control", {}).get("schedule", {}).get("factor", 1.0)
+        change_rates(schedule, configured["lr"], step=step, run_dir=str(args.logging_dir), factor=factor)
 
 
 def _restore_average(average: WeightAverage | None, saved: CheckpointReader, parts: Mapping[str, Any]) -> None:

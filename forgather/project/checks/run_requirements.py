@@ -93,7 +93,9 @@ def _asked(entries: list[Entry], arguments: TrainerArguments, calls: Mapping[int
         words = {str(entry.key): plain_value(entry.value, str(entry.key)) for entry in entries}
     except ProjectError:
         return None
-    return rules[0].names(words, {})[0].get("deepspeed") if rules else words.get("deepspeed")
+    # Only a closed set of settings takes other tools' words; the rules about other trainers do not have all settings.
+    is_closed = bool(rules) and rules[0].closed
+    return rules[0].names(words, {})[0].get("deepspeed") if is_closed else words.get("deepspeed")
 
 
 def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:

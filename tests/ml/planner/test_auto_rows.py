@@ -101,6 +101,7 @@ def test_the_data_bounds_the_rows(bench):
     assert value.reason.endswith(f"; the data has no more than {value.text} for each replica")
 
 
+@pytest.mark.matrix
 def test_rows_that_need_more_than_was_traced_are_bisected_and_said(bench):
     lines = []
     (value,) = find_values(

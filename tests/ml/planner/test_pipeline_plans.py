@@ -38,9 +38,9 @@ def sizes(schedule, ranks, per_rank, parts, cuts, *, runs=1, replicas=1):
 
 QUICK = [
     (False, sizes("1F1B", 2, 1, 5, (5,))),
-    (False, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
 ]
 FULL = [
+    (False, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
     (True, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
     (False, sizes("1F1B", 4, 1, 8, (3, 6, 9))),
     (False, sizes("1F1B", 4, 1, 4, (2, 6, 10), runs=3)),
@@ -129,6 +129,7 @@ def test_a_stage_at_an_end_with_one_block_does_not_follow_from_others(drawn):
         drawn(False, sizes("1F1B", 2, 1, 4, (1,)))
 
 
+@pytest.mark.matrix
 def test_another_number_of_micro_batches_is_told_apart(drawn, tmp_path):
     """A plan of one micro-batch in flight less is outside of the tolerance."""
     one = sizes("1F1B", 2, 1, 4, (6,))

@@ -41,6 +41,7 @@ def traced(make_with):
     return {place: traces_of_run(make_with(spec), **SIZES)[0] for place, spec in SPECS.items()}
 
 
+@pytest.mark.matrix
 def test_the_traced_peaks_of_stages_are_the_measured_ones(traced, tmp_path):
     cell = cell_with(SPECS[2])
     for real, trace in zip(measured(cell, tmp_path), traced[2], strict=True):

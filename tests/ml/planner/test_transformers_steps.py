@@ -214,6 +214,7 @@ def test_predictions_of_a_stream_are_planned_if_they_leave_the_device(tmp_path):
         assert caught.value.hint.startswith("set eval_accumulation_steps")
 
 
+@pytest.mark.matrix
 def test_other_sizes_are_planned_for_the_same_kind_of_device(tmp_path):
     make = functools.partial(evaluating, tmp_path, sets=Stream, eval_accumulation_steps=2)
     sizes = {"world_size": 1, "local_world_size": 1}
