@@ -111,6 +111,8 @@ def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
         tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
     """
     found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
+    # A class of another tool, by its name alone: a logger, a callback.
+    found += [alias._replace(word=word) for alias in [alias_of("constructor", f"*:{word}", tool)] if alias]
     inside = (path for path in read_aliases()["inner"] if path.rpartition(".")[2] == word)
     found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):

@@ -90,6 +90,9 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
         if block in objects:
             raise _error(Violation("FG812", f"{name!r} and another word both set {block!r}", name, "keep one of them"))
         objects[block] = given.pop(name)
+    if "optimizer" in given:
+        hint = "write DistributedTrainer(model, optimizer, config=config), or give a callable as optimizer_factory"
+        raise _error(Violation("FG811", "'optimizer' is no word of the mapping", "optimizer", hint))
     if _CHECKPOINTING in given:
         given[_CHECKPOINTING] = _recomputes(given[_CHECKPOINTING])
     found = translate(given, tool=TOOL, known=_known_settings())

@@ -35,6 +35,8 @@ __all__ = sorted(_LAZY)  # noqa: PLE0605
 # PEP 562: `fgcli check` reads this package, and must not import torch.
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
+        # An error of ours for a class of Lightning: `from ... import` would replace the message of an AttributeError.
+        import_module(f"{__name__}.trainer_words").refuse_class(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
 

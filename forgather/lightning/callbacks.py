@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from forgather.errors import TrainingError, nearest
 from forgather.lightning.durations import seconds_of
@@ -43,7 +43,14 @@ class ModelCheckpoint:
         save_on_train_epoch_end: without effect; the checkpoint of an epoch is written after its validation.
         enable_version_counter: whether a second checkpoint of the same name gets the ending "-v1"; otherwise the link
             is replaced.
+
+    After `fit`, `best_model_path` and `last_model_path` are the folders of the best and of the newest checkpoint ("" if
+    there is none), and `best_model_score` is the metric of the best one. Without `monitor`, the newest one is the best.
     """
+
+    best_model_path: ClassVar[str] = ""
+    last_model_path: ClassVar[str] = ""
+    best_model_score: ClassVar[float | None] = None
 
     dirpath: str | Path | None = None
     filename: str | None = None
@@ -60,6 +67,18 @@ class ModelCheckpoint:
     every_n_epochs: int | None = None
     save_on_train_epoch_end: bool | None = None
     enable_version_counter: bool = True
+
+    def set_saved(self, *, best: str, last: str, score: float | None) -> None:
+        """Sets what scripts read after `fit`.
+
+        Args:
+            best: the folder of the best checkpoint, or "".
+            last: the folder of the newest checkpoint, or "".
+            score: the metric of the best one, or None.
+        """
+        # Not fields: they are no options, and `fgcli` compares options.
+        for name, value in (("best_model_path", best), ("last_model_path", last), ("best_model_score", score)):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)

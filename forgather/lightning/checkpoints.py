@@ -107,6 +107,26 @@ def best_folder(output_dir: str) -> Path:
     )
 
 
+def saved_paths(output_dir: str) -> tuple[str, str, float | None]:
+    """Returns the best checkpoint of a run, its newest one, and the metric of the best one.
+
+    Args:
+        output_dir: the folder of the run.
+
+    Returns:
+        Two folders, "" for none, and the metric, or None. Without a metric, the newest checkpoint is the best one.
+    """
+    found = list_checkpoints(Path(output_dir))
+    if not found:
+        return "", "", None
+    newest = found[-1][1]
+    progress = read_progress(newest)
+    if progress is None or progress.best_model_checkpoint is None:
+        return str(newest), str(newest), None
+    best = newest.parent / Path(progress.best_model_checkpoint).name
+    return str(best if best.is_dir() else newest), str(newest), progress.best_metric
+
+
 def load_weights(module: nn.Module, path: Path, *, strict: bool = True, map_location: Any = None) -> None:
     """Loads the weights of a checkpoint into a module in one process.
 

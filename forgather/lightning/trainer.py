@@ -15,7 +15,14 @@ from typing import Any
 from torch import nn
 
 from forgather.errors import DistributedError, TrainingError
-from forgather.lightning.checkpoints import inner_folder, load_weights, resume_folder, write_hyperparameters
+from forgather.lightning.callbacks import ModelCheckpoint
+from forgather.lightning.checkpoints import (
+    inner_folder,
+    load_weights,
+    resume_folder,
+    saved_paths,
+    write_hyperparameters,
+)
 from forgather.lightning.evaluation import evaluate_module, predict_module
 from forgather.lightning.fitting import ModuleAccelLoop, ModuleLoop
 from forgather.lightning.hooks import Hooks, overridden, refuse_unsupported, unsupported
@@ -56,6 +63,7 @@ class Trainer(TrainerFacts):
             limits = dataclasses.replace(limits, check_val_every_n_epoch=None)
         self._limits, self._clip_value = limits, self.words.clip_value
         self._given = self.words.callbacks
+        self.checkpoint_callback = _checkpoint_callback(words)
         self._has_fitted = False
         self._requested: list[Path] = []
 
@@ -107,6 +115,9 @@ class Trainer(TrainerFacts):
             raise
         scene.hooks.call("on_fit_end")
         self.write_requested()
+        if self.checkpoint_callback is not None:
+            best, last, score = saved_paths(loop.args.output_dir)
+            self.checkpoint_callback.set_saved(best=best, last=last, score=score)
         self._teardown("fit")
 
     def validate(
@@ -346,3 +357,12 @@ def _prepare_data(owners: tuple[Any, ...]) -> None:
         number = facts.local_rank if getattr(owner, "prepare_data_per_node", True) else facts.rank
         if owner is not None and number == 0 and overridden(owner, "prepare_data"):
             owner.prepare_data()
+
+
+def _checkpoint_callback(words: Mapping[str, Any]) -> ModelCheckpoint | None:
+    """Returns the first `ModelCheckpoint` of a script, or a default one; None if checkpoints are turned off."""
+    if words.get("enable_checkpointing") is False:
+        return None
+    given = words.get("callbacks") or ()
+    found = [one for one in (given if isinstance(given, list | tuple) else [given]) if isinstance(one, ModelCheckpoint)]
+    return found[0] if found else ModelCheckpoint()

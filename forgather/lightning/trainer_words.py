@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forgather.aliases import alias_of
+from forgather.errors import TrainingError
 from forgather.rules import Violation, shipped_rules
 from forgather.translation import translate
 
@@ -167,3 +169,24 @@ class Reading:
 def shown_value(value: Any) -> str:
     """Returns a value as a note shows it, cut if it is long."""
     return repr(value)[:120]
+
+
+def refuse_class(name: str) -> None:
+    """Raises an error that says what to write, if Lightning has a class of this name and this package does not.
+
+    Args:
+        name: the name that a script imports.
+
+    Raises:
+        TrainingError: FG865, with what takes the place of the class.
+    """
+    alias = alias_of("constructor", f"*:{name}", "lightning")
+    if alias is None:
+        return
+    target = alias.to.removeprefix("constructor:")
+    hint = f"here it is {target}" if alias.verdict == "same" else alias.why
+    if name.endswith("Logger"):
+        hint = (
+            "leave it out: logger=True, the default, writes TensorBoard files; for another tracker, install lightning"
+        )
+    raise TrainingError(f"forgather.lightning has no {name!r}", code="FG865", hint=hint)

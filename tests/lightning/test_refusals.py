@@ -182,3 +182,11 @@ def test_a_schedule_is_read_from_every_form_of_lightning():
     assert ["epoch", "epoch"] == [schedules.read_optimizers(form)[1][0].interval for form in forms]
     forms = [([optimizer], [config]), {"optimizer": optimizer, "lr_scheduler": config}]
     assert ["step", "step"] == [schedules.read_optimizers(form)[1][0].interval for form in forms]
+
+
+def test_a_class_of_lightning_that_is_not_here_is_answered_at_its_import():
+    for name, hint in {"WandbLogger": "leave it out", "RichProgressBar": "ProgressCallback"}.items():
+        with pytest.raises(ForgatherError, match="FG865") as error:
+            exec(f"from forgather.lightning import {name}", {})
+        assert hint in error.value.hint
+    assert not hasattr(L, "no_such_name")

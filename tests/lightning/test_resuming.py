@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,6 +208,18 @@ def test_best_is_the_checkpoint_with_the_best_metric(tmp_path):
     assert [] != made.validate(model, scripts.loaders()[1], ckpt_path="best", verbose=False)
     assert all(map(torch.equal, model.parameters(), kind.kept[1]))
     assert not all(map(torch.equal, model.parameters(), kind.kept[2]))
+
+
+def test_the_checkpoint_callback_has_the_paths_that_scripts_read(tmp_path):
+    made, model, kind = best_of(tmp_path, {})
+    found = made.checkpoint_callback
+    assert found.monitor == "val_loss"
+    best, last = Path(found.best_model_path), Path(found.last_model_path)
+    assert ("checkpoint-8", "checkpoint-12") == (best.name, last.name)
+    assert 0.5 == found.best_model_score
+    assert all(map(torch.equal, kind.load_from_checkpoint(found.best_model_path).parameters(), kind.kept[1]))
+    assert L.Trainer(enable_checkpointing=False).checkpoint_callback is None
+    assert ("", "") == (L.ModelCheckpoint().best_model_path, L.Trainer().checkpoint_callback.last_model_path)
 
 
 def test_a_module_is_loaded_with_its_hyperparameters(tmp_path):

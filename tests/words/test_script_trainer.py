@@ -197,6 +197,7 @@ WORDS = {
     "recompute": ({"activation_checkpointing": "yes"}, "FG813", "activation_checkpointing is 'yes'"),
     "flag": ({"save_logs": "no"}, "FG813", "save_logs is 'no'"),
     "tokenizer": ({"tokenizer": 1, "processing_class": 2}, "FG812", "both set 'tokenizer'"),
+    "optimizer": ({"optimizer": 1}, "FG811", "DistributedTrainer(model, optimizer, config=config)"),
     "zero": ({"deepspeed": "auto", "zero_stage": 2}, "FG812", "deepspeed"),
 }
 

@@ -291,7 +291,7 @@ class TrainingArguments:
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
         settings = argument_checks.current_names(self.RULES, settings)
-        given = {name: _as_plain(value) for name, value in settings.items()}
+        given = self._as_data({name: _as_plain(value) for name, value in settings.items()})
         argument_checks.raise_first_error(self.RULES.values(given))
         # After the check of single values, so that a subclass reads nested settings of a known type.
         given = self._with_nested_settings(given)
@@ -308,6 +308,10 @@ class TrainingArguments:
 
     explicit = frozenset[str]()
     """The names of the settings that the user gave; all other settings have their defaults."""
+
+    def _as_data(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the given settings, with the words of the rules in place of objects of torch. Subclasses override it."""
+        return given
 
     def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:
         """Returns the given settings, extended by settings that are nested in other ones. Subclasses override it."""

@@ -71,12 +71,10 @@ class ParallelArguments(TrainingArguments):
     ddp_static_graph: bool | None = None
     ddp_gradient_as_bucket_view: bool | None = None
 
-    def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        config = settings.get("fsdp_config")
-        if isinstance(config, Mapping):
-            # A script gives torch's objects, whose words the rules, checkpoints and records know.
-            settings["fsdp_config"] = without_objects(config)
-        super().__init__(output_dir, **settings)
+    def _as_data(self, given: dict[str, Any]) -> dict[str, Any]:
+        config = given.get("fsdp_config")
+        # A script gives torch's objects, whose words the rules, checkpoints and records know.
+        return {**given, "fsdp_config": without_objects(config)} if isinstance(config, Mapping) else given
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
