@@ -152,6 +152,25 @@ def test_noise_on_embeddings_is_that_of_transformers(settings):
     assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"]
 
 
+def test_noise_ends_with_the_training_and_begins_with_the_next(settings):
+    """A model that is trained again, by another trainer or in a loop of the user, has the noise that is asked for then."""
+    model, other = tiny_llama(), tiny_llama()
+    with_noise = train(settings, model=model, neftune_noise_alpha=5.0)
+    train(settings, model=other, neftune_noise_alpha=5.0)
+    assert not model.get_input_embeddings()._forward_hooks
+    second = train(settings, model=model)
+    Trainer(other, settings(neftune_noise_alpha=5.0), train_dataset=rows())  # which never trains
+    assert_same_weights(weights(second.model), weights(train(settings, model=other).model))
+    before = weights(with_noise.model)
+    with_noise.train()
+    model.load_state_dict(before)
+    train(settings, model=model, neftune_noise_alpha=5.0)
+    expected = weights(model)
+    model.load_state_dict(before)
+    with_noise.train()
+    assert_same_weights(expected, weights(model))
+
+
 def test_a_run_with_noise_resumes_exactly(settings):
     whole = train(settings, neftune_noise_alpha=5.0)
     train(settings, StopAt(3), save_strategy="steps", save_steps=3, neftune_noise_alpha=5.0)
