@@ -162,10 +162,6 @@ def _restore_schedule(say: _Lines, schedule: Any, rates: dict[str, Any] | None, 
                 code="FG605",
                 hint="resume with the schedule of that run, or allow_missing: [schedule]",
             )
-        lambdas, count = rates.get("lr_lambdas"), len(schedule.optimizer.param_groups)
-        # transformers also makes groups that are empty, or that differ in nothing.
-        if isinstance(lambdas, list) and len(lambdas) != count and all(one == lambdas[0] for one in lambdas):
-            rates = {**rates, "lr_lambdas": lambdas[:1] * count}
         restore_schedule(schedule, schedule_state(schedule, rates))
         now = [float(group["lr"]) for group in schedule.optimizer.param_groups]
         before = [float(rate) for rate in rates.get("_last_lr", now)]
