@@ -205,7 +205,7 @@ def _set_position(
     """Sets the position in the data from the epoch, which transformers counts in micro-batches."""
     rows = (theirs.micro_batch_rows or args.per_device_train_batch_size) * theirs.world_size
     if data.num_rows is None:
-        row = theirs.step * data.accumulation.largest * rows
+        row = data.accumulation.num_micro_batches(theirs.step) * rows
         data.continue_at(0, row)
         say.line("data", f"{plural(row, 'row')} of the stream are read past; an epoch of a stream is not counted")
         return
