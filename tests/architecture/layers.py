@@ -222,7 +222,7 @@ events:
 checkpoints:
     checkpoint.files checkpoint.rng checkpoint.storage
     checkpoint.manifest
-    checkpoint.checkpoint_dir
+    checkpoint.averaged_weights checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
     checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder

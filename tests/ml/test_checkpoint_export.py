@@ -126,3 +126,19 @@ def test_a_checkpoint_cannot_bring_code_along(checkpoint, tmp_path):
     forge(folder, "config.json", json.dumps({**facts, "auto_map": auto, "architectures": ["Model"]}).encode())
     assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "exported")])
     assert not (tmp_path / "CANARY").exists()
+
+
+def test_an_export_says_that_averaged_weights_are_left_out(settings, tmp_path, caplog):
+    trained = {}
+    for name, decay in (("plain", None), ("averaged", 0.9)):
+        args = settings(
+            output_dir=str(tmp_path / name), save_strategy="steps", save_steps=2, max_steps=2, ema_decay=decay
+        )
+        model = tiny_llama()
+        Trainer(model, args, train_dataset=rows(length=12)).train()
+        trained[name] = weights(model)
+        caplog.clear()
+        assert 0 == main(["ckpt", "export", str(tmp_path / name / "checkpoint-2"), str(tmp_path / f"{name} exported")])
+        assert (decay is not None) == ("also has averaged weights (ema_decay)" in caplog.text)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "averaged exported")
+    assert_same_weights(trained["plain"], weights(exported))

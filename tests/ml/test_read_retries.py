@@ -130,12 +130,12 @@ def test_a_stream_without_a_position_is_not_restarted(settings):
     assert "after row 3 is not repeated: Plain cannot say its position" in "".join(caught.value.__notes__)
 
 
-def unsteady(state):
-    """A generator of `datasets` whose second shard fails twice when it is opened."""
+def unsteady(state, broken=1):
+    """A generator of `datasets` of which a shard fails some times when it is opened."""
 
     def generate(shards):
         for shard in shards:
-            if shard == 1 and state["left"]:
+            if shard == broken and state["left"]:
                 state["left"] -= 1
                 raise ConnectionError("no route")
             for number in range(4):
@@ -153,3 +153,35 @@ def test_a_stream_of_datasets_goes_on_from_its_position():
     with pytest.raises(ConnectionError) as caught:
         list(read_retries.retried_rows(unsteady({"left": 2}).shuffle(buffer_size=3), read_retries.Retries(2)))
     assert "shuffle buffer" in "".join(caught.value.__notes__)
+
+
+def values(stream, retries):
+    return [row["value"] for row in read_retries.retried_rows(stream, retries)]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_an_iteration_after_one_that_failed_has_all_rows(shard):
+    """An evaluation reads its stream again and again, each time in the same epoch."""
+    left = {"left": 0}
+    stream = unsteady(left, shard)
+    for failures in (0, 1, 2, 0):
+        left["left"] = failures
+        assert list(range(12)) == values(stream, read_retries.Retries(2)), failures
+    assert list(range(12)) == [row["value"] for row in stream]
+
+
+def test_an_evaluation_is_that_of_a_stream_that_never_fails(settings):
+    def losses(stream, **given):
+        args = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, **given}
+        trainer = Trainer(tiny_llama(), settings(**args), train_dataset=rows(), eval_dataset=stream)
+        trainer.train()
+        return [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+
+    assert losses(Positioned()) == losses(Positioned(broken=[1, 6]), data_retries=2)
+
+
+@pytest.mark.parametrize("mixed", [datasets.interleave_datasets, datasets.concatenate_datasets])
+def test_a_mixture_with_a_shuffle_buffer_is_not_restarted(mixed):
+    plain = unsteady({"left": 0})
+    assert read_retries._why_not(mixed([plain, plain])) is None
+    assert "shuffle buffer" in read_retries._why_not(mixed([plain, plain.shuffle(seed=1, buffer_size=4)]))

@@ -123,6 +123,11 @@ def test_averaged_weights_that_one_of_the_runs_lacks_are_told(settings, caplog):
         (AccelTrainingArguments, {"ema_decay": 0.9, "deepspeed": "auto"}, "DeepSpeed keeps the weights"),
         (AccelTrainingArguments, {"ema_decay": 0.9, "save_only_model": True}, "save_only_model"),
         (AccelTrainingArguments, {"ema_decay": 1.0}, "below 1"),
+        (
+            AccelTrainingArguments,
+            {"ema_decay": 0.9, "ema_evaluate": False, "load_best_model_at_end": True, "eval_strategy": "steps"},
+            "load the averaged weights of that step",
+        ),
         (PipelineTrainingArguments, {"neftune_noise_alpha": 5.0}, "in another order"),
     ],
 )
@@ -152,6 +157,25 @@ def test_noise_on_embeddings_is_that_of_transformers(settings):
     assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"]
 
 
+def test_noise_ends_with_the_training_and_begins_with_the_next(settings):
+    """A model that is trained again, by another trainer or in a loop of the user, has the noise that is asked for then."""
+    model, other = tiny_llama(), tiny_llama()
+    with_noise = train(settings, model=model, neftune_noise_alpha=5.0)
+    train(settings, model=other, neftune_noise_alpha=5.0)
+    assert not model.get_input_embeddings()._forward_hooks
+    second = train(settings, model=model)
+    Trainer(other, settings(neftune_noise_alpha=5.0), train_dataset=rows())  # which never trains
+    assert_same_weights(weights(second.model), weights(train(settings, model=other).model))
+    before = weights(with_noise.model)
+    with_noise.train()
+    model.load_state_dict(before)
+    train(settings, model=model, neftune_noise_alpha=5.0)
+    expected = weights(model)
+    model.load_state_dict(before)
+    with_noise.train()
+    assert_same_weights(expected, weights(model))
+
+
 def test_a_run_with_noise_resumes_exactly(settings):
     whole = train(settings, neftune_noise_alpha=5.0)
     train(settings, StopAt(3), save_strategy="steps", save_steps=3, neftune_noise_alpha=5.0)
@@ -162,3 +186,46 @@ def test_a_run_with_noise_resumes_exactly(settings):
 def test_a_model_without_known_embeddings_gets_no_noise(settings):
     with pytest.raises(TrainingError, match="no get_input_embeddings"):
         Trainer(nn.Linear(2, 2), settings(neftune_noise_alpha=5.0), train_dataset=rows(), loss_fn=nn.MSELoss())
+
+
+# -- together with steps that are taken back
+
+
+class BadOnce(TrainerCallback):
+    """Makes the outputs of one step not a number, once."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.step = None
+            hook = model.get_output_embeddings().register_forward_hook(
+                lambda module, given, found: found * float("nan")
+            )
+            model.register_forward_hook(lambda *_: hook.remove())
+
+
+def test_a_run_that_goes_back_is_one_that_skips_the_bad_step(settings):
+    """The average, what is frozen and the number of tokens belong to the checkpoint that the run goes back to."""
+    given = {
+        "max_steps": 10,
+        "num_train_epochs": 5,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 1,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "freeze": [{"pattern": "layers.0", "until": 6}],
+        "include_num_input_tokens_seen": "all",
+        **EMA,
+    }
+    ends = {}
+    for policy in ("skip", "rewind"):
+        trainer = train(
+            settings, BadOnce(7), bad_step_policy=policy, output_dir=f"{settings().output_dir}-{policy}", **given
+        )
+        ends[policy] = weights(trainer.model), trainer.state.num_input_tokens_seen
+    assert_same_weights(ends["skip"][0], ends["rewind"][0])
+    assert ends["skip"][1] == ends["rewind"][1]
+    steady = train(settings, bad_step_policy="skip", **given)
+    assert largest_difference(ends["skip"][0], weights(steady.model)) > 0

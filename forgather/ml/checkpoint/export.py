@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
+from forgather.ml.checkpoint.averaged_weights import warn_of_average
 from forgather.ml.checkpoint.export_folder import bytes_of, export_draft, refuse_place
 from forgather.ml.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -107,6 +108,7 @@ def export_checkpoint(
     shard_size = bytes_of(max_shard_size)
     refuse_place(source, into)
     refuse_changed(source, manifest)
+    warn_of_average(source)
     weights = weights_in_type(whole_weights(source), dtype)
     layout = _weight_files(source, manifest, weights, shard_size)
     return _written(source, into, layout, describing_files(source, manifest), dtype, storage)

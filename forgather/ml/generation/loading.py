@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from forgather.errors import CheckpointError, ForgatherError, TrainingError, first_line
 from forgather.ml.adapter_base import BaseModel, describe_base, read_base
 from forgather.ml.adapters import Adapter
+from forgather.ml.checkpoint.averaged_weights import warn_of_average
 from forgather.ml.checkpoint.export import loadable_weights
 from forgather.ml.checkpoint.files import ADAPTER_CONFIG, CONFIG, EXTRA_STATE, MODEL, TRAINING_ARGS
 from forgather.ml.checkpoint.reader import CheckpointReader
@@ -109,6 +110,8 @@ def load_for_generation(source: Source) -> LoadedModel:
         raise LoadingError(
             f"{str(source.folder)!r} has no adapter that could be merged", code="FG929", hint="leave out --merged"
         )
+    if source.is_checkpoint:
+        warn_of_average(source.folder)
     # First, because it takes less time than the model.
     tokenizer = _tokenizer(source.folder) if _has_tokenizer(source.folder) or not source.has_adapter else None
     base, is_verified = None, False

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from forgather.errors import first_line
 from forgather.ml.adapter_base import BaseModel, adapter_files, base_of, is_peft_model, names_of_adapter
 from forgather.ml.adapters import refuse_unreadable
+from forgather.ml.checkpoint.averaged_weights import warn_of_average
 from forgather.ml.checkpoint.export import describing_files, refuse_changed, types_of
 from forgather.ml.checkpoint.export_folder import ExportDraft, bytes_of, export_draft, refuse_place
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, BASE_MODEL, CONFIG, MODEL
@@ -130,6 +131,7 @@ def _checked(trained: TrainedAdapter, into: Path) -> Manifest | None:
     manifest = trained.manifest
     if manifest is not None:
         refuse_changed(trained.folder, manifest)
+        warn_of_average(trained.folder)
     else:
         refuse_unreadable(trained.folder)
     return manifest

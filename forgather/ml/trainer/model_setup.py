@@ -29,7 +29,7 @@ from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.distributed import collectives
-from forgather.ml.embedding_noise import add_noise_to_embeddings
+from forgather.ml.embedding_noise import add_noise_to_embeddings, remove_noise_from_embeddings
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.quantized import quantized_as, refusal
@@ -44,6 +44,9 @@ def preparation(args: TrainingArguments) -> list[Step]:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
     if args.neftune_noise_alpha is not None:
         steps.append(functools.partial(add_noise_to_embeddings, alpha=args.neftune_noise_alpha))
+    else:
+        # An earlier trainer of the same model may have added it.
+        steps.append(remove_noise_from_embeddings)
     if args.gradient_checkpointing:
         steps.append(functools.partial(recompute_activations, settings=args.gradient_checkpointing_kwargs or {}))
     if args.torch_compile:

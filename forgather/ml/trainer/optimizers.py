@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
@@ -227,7 +228,7 @@ def make_schedule(
     warmup = args.get_warmup_steps(num_training_steps)
     if factory is None:
         settings = dict(args.lr_scheduler_kwargs or {})
-        return get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings)
+        return _noting_rates(get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings))
     parameters = _parameters_of(factory)
     wanted = {"num_training_steps": num_training_steps, "num_warmup_steps": warmup}
     given = _unset_arguments(factory, parameters, wanted)
@@ -239,6 +240,14 @@ def make_schedule(
             code="FG819",
             hint="give a callable that takes the optimizer, as !partial:torch.optim.lr_scheduler:CosineAnnealingLR",
         )
+    return _noting_rates(schedule)
+
+
+def _noting_rates(schedule: Any) -> Any:
+    """Returns a schedule, after the rates of the config are in the optimizer's groups, as other schedules do it."""
+    if isinstance(schedule, ReduceLROnPlateau):
+        for group in schedule.optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
     return schedule
 
 

@@ -55,6 +55,7 @@ def change_rates(schedule: Any, configured: Sequence[float], *, step: int, run_d
 
     The rate of the next step is the one that the schedule would have had with these base rates from the beginning. The
     change is logged, and recorded in the run folder if there is one. Nothing is done if no rate has changed.
+    Collective: every process must call it.
 
     Args:
         schedule: the restored learning rate schedule.
@@ -68,15 +69,19 @@ def change_rates(schedule: Any, configured: Sequence[float], *, step: int, run_d
     """
     groups = schedule.optimizer.param_groups
     before = [float(group.get("initial_lr", group["lr"])) for group in groups]
-    if list(configured) == before:
+    # One of the two may be new, if the checkpoint lacked it.
+    is_same = list(configured) == before == list(getattr(schedule, "base_lrs", before))
+    # A stage of a pipeline may have none of the groups that change.
+    every = collectives.all_gather((is_same, before, list(configured)))
+    if all(same for same, *_ in every):
         return
     kind = type(schedule)
-    is_product = kind in _PRODUCTS or (kind is CosineAnnealingLR and not schedule.eta_min)
-    if not is_product or not all(before) or (factor != 1.0 and kind is not LambdaLR):
+    has_zero = not all(rate for _, old, _ in every for rate in old)
+    if not (is_product := _is_product(schedule)) or has_zero or (factor != 1.0 and kind is not LambdaLR):
         reason = (
             f"{kind.__name__} has rates that are not the base rate times a factor"
             if not is_product
-            else ("a base rate was 0" if not all(before) else "fgcli control has set another rate in that run")
+            else ("a base rate was 0" if has_zero else "fgcli control has set another rate in that run")
         )
         raise CheckpointError(
             f"learning_rate cannot be changed at step {step}: {reason}",
@@ -91,19 +96,28 @@ def change_rates(schedule: Any, configured: Sequence[float], *, step: int, run_d
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    schedule.base_lrs = list(configured)
+    if hasattr(schedule, "base_lrs"):
+        schedule.base_lrs = list(configured)
     schedule._last_lr = [float(group["lr"]) for group in groups]
     # As exactly as a run that had these rates from the beginning, whose product is not rounded twice.
     if kind is LambdaLR:
         for group, base, rate_at in zip(groups, configured, schedule.lr_lambdas, strict=True):
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = base * rate_at(schedule.last_epoch)
-    pairs = dict.fromkeys(zip(before, configured, strict=True))
+    pairs = dict.fromkeys(pair for _, old, new in every for pair in zip(old, new, strict=True))
     shown = ", ".join(f"{new:g} (was {old:g})" for old, new in pairs)
     _log.warning(
         "learning_rate is %s from step %d on, by allow_changed; the schedule goes on from its step", shown, step
     )
     collectives.run_on_main(lambda: _record(run_dir, step, before[0], configured[0]))
+
+
+def _is_product(schedule: Any) -> bool:
+    """Returns whether each rate of a schedule is the base rate times a factor, which the base rate does not change."""
+    kind = type(schedule)
+    if kind is CosineAnnealingLR:
+        return not schedule.eta_min
+    return kind in _PRODUCTS and not (kind is ReduceLROnPlateau and any(schedule.min_lrs))
 
 
 def _record(run_dir: str, step: int, before: float, value: float) -> None:

@@ -82,10 +82,11 @@ class ScaledSchedule:
             return
         rates: Sequence[float] = state["rates"]
         # A function of the step: restoring it has put its own rates, which the length of the run may have changed, into
-        # the groups. Under other schedules the groups have the rates of the checkpoint, times the factor.
+        # the groups. Under other schedules the groups have the rates of the checkpoint, times the factor; the rates
+        # themselves were written by the main process, whose groups another stage of a pipeline may not have.
         if isinstance(self.schedule, LambdaLR):
             rates = self._present()
-        elif len(rates) != len(self._groups):
+        elif [rate * state["factor"] for rate in rates] != self._present():
             rates = [rate / state["factor"] for rate in self._present()]
         self._unscaled = list(rates)
         self.factor = state["factor"]

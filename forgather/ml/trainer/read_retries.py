@@ -149,7 +149,8 @@ class RetriedDataset(Dataset[Any]):
 def retried_rows(dataset: Any, retries: Retries) -> Iterator[Any]:
     """Yields the rows of an iterable data set; a failed read is repeated if the data set can say its position.
 
-    The position is what `state_dict` returns and `load_state_dict` takes, as those of `datasets.IterableDataset`.
+    The position is what `state_dict` returns and `load_state_dict` takes, as those of `datasets.IterableDataset`. The
+    data set itself keeps none: the next iteration begins with its first row.
 
     Args:
         dataset: the data set.
@@ -157,12 +158,14 @@ def retried_rows(dataset: Any, retries: Retries) -> Iterator[Any]:
     """
     reason = _why_not(dataset)
     rows = iter(dataset)
+    source, place = dataset, None
     failed, done = 0, 0
     while True:
-        # Copied before the read: one that fails may have moved the position.
         if not failed:
-            place = None if reason else copy.deepcopy(dataset.state_dict())
             states = _states()
+            # Copied before the read, as one that fails may have moved the position. Before the first row it would be
+            # that of an earlier iteration.
+            place = copy.deepcopy(source.state_dict()) if done and not reason else None
         try:
             row = next(rows)
         except StopIteration:
@@ -176,21 +179,38 @@ def retried_rows(dataset: Any, retries: Retries) -> Iterator[Any]:
             retries.pause(error, failed, f"the row after {done} rows of a stream")
             failed += 1
             _restore(states)
-            dataset.load_state_dict(place)
-            rows = iter(dataset)
+            source = _with_own_place(dataset)
+            if place is not None:
+                source.load_state_dict(place)
+            rows = iter(source)
             continue
         failed, done = 0, done + 1
         yield row
+
+
+def _with_own_place(dataset: Any) -> Any:
+    """Returns a data set with the same attributes, which can be given a position.
+
+    A data set of `datasets` begins each further iteration at the position that it was given last.
+    """
+    # Not `copy.copy`: in `datasets`, both would have the same `__dict__`.
+    apart = object.__new__(type(dataset))
+    vars(apart).update(vars(dataset))
+    return apart
 
 
 def _why_not(dataset: Any) -> str | None:
     """Returns why a stream cannot go on after a failed read; None if it can."""
     if not all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")):
         return f"{type(dataset).__name__} cannot say its position (state_dict, load_state_dict)"
-    inner = getattr(dataset, "_ex_iterable", None)
-    while inner is not None:
-        # The position of a buffer of `datasets` leaves out the rows in it, which would be lost.
-        if "Shuffled" in type(inner).__name__:
-            return "the rows in its shuffle buffer would be lost"
-        inner = getattr(inner, "ex_iterable", None)
+    # The position of a buffer of `datasets` leaves out the rows in it, which would be lost.
+    if _has_shuffle_buffer(getattr(dataset, "_ex_iterable", None)):
+        return "the rows in its shuffle buffer would be lost"
     return None
+
+
+def _has_shuffle_buffer(examples: Any) -> bool:
+    if examples is None:
+        return False
+    inside = [getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or ())]
+    return "Shuffled" in type(examples).__name__ or any(map(_has_shuffle_buffer, inside))

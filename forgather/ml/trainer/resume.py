@@ -205,7 +205,7 @@ def advance_schedule(schedule: Any, steps: int) -> None:
             schedule.step()
 
 
-def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
+def restore_schedule(schedule: Any, state: dict[str, Any], *, optimizer: Any = None) -> None:
     """Restores the state of a schedule, and sets the learning rate that the current schedule gives for the next step.
 
     The restored optimizer state contains the learning rate of the earlier schedule. If a finished run is extended, that
@@ -214,12 +214,22 @@ def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
 
     Args:
         schedule: the learning rate schedule of the resumed run.
-        state: the schedule state that the checkpoint stores.
+        state: the schedule state that the checkpoint stores, which is that of its main process.
+        optimizer: the stored optimizer state, from which the groups of the optimizer have been restored by the names of
+            their parameters; None if they have not.
 
     Raises:
         CheckpointError: FG605 if the state does not fit the schedule.
     """
     groups = schedule.optimizer.param_groups
+    if optimizer is not None and "base_lrs" in state and all("initial_lr" in group for group in groups):
+        # The groups of a pipeline's stages differ, also where their number is the same.
+        state = state | {"base_lrs": [group["initial_lr"] for group in groups]}
+    # transformers also makes groups that are empty, or that differ in nothing.
+    for name in ("lr_lambdas", "min_lrs", "max_lrs"):
+        each = state.get(name)
+        if isinstance(each, list) and len(each) != len(groups) and all(one == each[0] for one in each):
+            state = state | {name: each[:1] * len(groups)}
     for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
         # A length that differs would make `zip` in the schedule drop groups silently.
         if isinstance(state.get(name), list) and len(state[name]) != len(groups):
@@ -392,7 +402,7 @@ def _restore_parts(
         _restore_average(average, saved, parts)
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
-            restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
+            restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]), optimizer=saved.optimizer)
     _change_rates(args, schedule, configured, parts, step)
     warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     if DATA in parts:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forgather.errors import CheckpointError, TrainingError, nearest
 from forgather.ml.adapter_base import adapter_files, base_of, read_saved_adapter, refuse_checkpoint_of_another_base
+from forgather.ml.checkpoint.averaged_weights import warn_of_average
 from forgather.ml.checkpoint.files import REFERENCE_MODEL
 from forgather.ml.checkpoint.manifest import MANIFEST, read_small_file
 from forgather.ml.checkpoint.reader import CheckpointReader
@@ -81,6 +82,7 @@ def evaluate_saved(
     reference = trainer.score_with_reference(sets)
     collectives.run_on_main(lambda: _refuse_another_reference(Path(folder), reference, is_checkpoint=is_checkpoint))
     if is_checkpoint:
+        collectives.run_on_main(lambda: warn_of_average(Path(folder)))
         collectives.run_collectively(lambda: refuse_checkpoint_of_another_base(Path(folder), trainer.strategy.model))
         with collectives.run_collectively(lambda: CheckpointReader(Path(folder), sections=_WEIGHTS)) as saved:
             trainer.strategy.restore(saved)

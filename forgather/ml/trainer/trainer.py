@@ -32,6 +32,7 @@ from forgather.ml.checkpoint.rng import seed_process
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
+from forgather.ml.embedding_noise import add_noise_to_embeddings, remove_noise_from_embeddings
 from forgather.ml.log import get_logger
 from forgather.ml.losses import RuleMaker
 from forgather.ml.memory import is_out_of_memory
@@ -340,6 +341,8 @@ class Trainer(WithOwnLoss):
 
     def _train(self, run: Run) -> TrainOutput:
         ended: BaseException | None = None
+        if (alpha := self.args.neftune_noise_alpha) is not None:
+            add_noise_to_embeddings(self.model, alpha=alpha)  # again, in a second call of `train`
         try:
             self._session.send("on_train_begin")
             run.requests.listen()
@@ -355,6 +358,7 @@ class Trainer(WithOwnLoss):
             raise
         finally:
             run.requests.close(ended)
+            remove_noise_from_embeddings(self.model)
 
     def score_with_reference(self, sets: Any) -> str | None:
         """Scores rows with the reference for the last time: the model is about to lose its initial weights.

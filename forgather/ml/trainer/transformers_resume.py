@@ -162,10 +162,6 @@ def _restore_schedule(say: _Lines, schedule: Any, rates: dict[str, Any] | None, 
                 code="FG605",
                 hint="resume with the schedule of that run, or allow_missing: [schedule]",
             )
-        lambdas, count = rates.get("lr_lambdas"), len(schedule.optimizer.param_groups)
-        # transformers also makes groups that are empty, or that differ in nothing.
-        if isinstance(lambdas, list) and len(lambdas) != count and all(one == lambdas[0] for one in lambdas):
-            rates = {**rates, "lr_lambdas": lambdas[:1] * count}
         restore_schedule(schedule, schedule_state(schedule, rates))
         now = [float(group["lr"]) for group in schedule.optimizer.param_groups]
         before = [float(rate) for rate in rates.get("_last_lr", now)]
@@ -209,7 +205,7 @@ def _set_position(
     """Sets the position in the data from the epoch, which transformers counts in micro-batches."""
     rows = (theirs.micro_batch_rows or args.per_device_train_batch_size) * theirs.world_size
     if data.num_rows is None:
-        row = theirs.step * data.accumulation.largest * rows
+        row = data.accumulation.num_micro_batches(theirs.step) * rows
         data.continue_at(0, row)
         say.line("data", f"{plural(row, 'row')} of the stream are read past; an epoch of a stream is not counted")
         return

@@ -5,7 +5,7 @@ Each setting alone, in every strategy, is a cell of the matrix (`cells.py`).
 
 import pytest
 
-from forgather.ml import AccelTrainer, AccelTrainingArguments
+from forgather.ml import AccelTrainer, AccelTrainingArguments, PipelineTrainer, PipelineTrainingArguments
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.trainer.freezing import Freezing
 from tests.matrix import thinned
@@ -75,3 +75,43 @@ def test_shards_have_the_noise_of_replicas(tmp_path):
     replicas = run_ranks(2, _train, str(tmp_path / "one"), None, None, False)[0]
     shards = run_ranks(2, _train, str(tmp_path / "other"), None, None, True)[0]
     assert max(float((replicas[name] - value).abs().max()) for name, value in shards.items()) < 1e-5
+
+
+def _train_stages(folder, rates, stop, resume, allowed=None):
+    args = PipelineTrainingArguments(
+        folder,
+        use_cpu=True,
+        max_steps=4,
+        save_steps=2,
+        pipeline_chunks=2,
+        parameter_groups=[{"pattern": name, "learning_rate": rate} for name, rate in rates.items()],
+        allow_changed=allowed,
+    )
+    trainer = PipelineTrainer(
+        model_init=lambda: tiny_llama(tie_word_embeddings=False),
+        args=args,
+        train_dataset=rows(),
+        callbacks=[] if stop is None else [StopAt(stop)],
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(60), start_timeout_seconds=patience(60)),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    groups = [(group.get("name"), group["initial_lr"], float(group["lr"])) for group in trainer.optimizer.param_groups]
+    return groups, {name: value.detach().clone() for name, value in trainer.strategy.export()}
+
+
+@pytest.mark.parametrize(
+    "rates", [{"embed_tokens": 1e-3}, {"embed_tokens": 1e-3, "lm_head": 2e-3}], ids=["one stage", "both stages"]
+)
+def test_stages_with_other_groups_resume_exactly(tmp_path, rates):
+    whole = run_ranks(2, _train_stages, str(tmp_path / "whole"), rates, None, None)
+    run_ranks(2, _train_stages, str(tmp_path / "parts"), rates, 2, None)
+    again = run_ranks(2, _train_stages, str(tmp_path / "parts"), rates, None, True)
+    assert [groups for groups, _ in whole] == [groups for groups, _ in again]
+    assert_same_weights(whole[0][1], again[0][1])
+
+
+def test_a_rate_of_one_stage_alone_can_change_at_a_resume(tmp_path):
+    run_ranks(2, _train_stages, str(tmp_path), {"embed_tokens": 1e-3}, 2, None)
+    first, last = run_ranks(2, _train_stages, str(tmp_path), {"embed_tokens": 4e-3}, None, True, ["learning_rate"])
+    assert ("embed_tokens", 4e-3) in [group[:2] for group in first[0]]
+    assert [None] == [name for name, *_ in last[0]]

@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from forgather.errors import CheckpointError
 from forgather.interventions import read_interventions
 from forgather.ml import Trainer
+from tests.cli.checkpoint_folders import forge
 from tests.ml.fixtures import StopAt, rows, tiny_llama, weights
 
 STEPS, STOP, WARMUP = 9, 4, 2
@@ -126,3 +128,50 @@ def test_a_product_of_torch_is_scaled_and_any_other_schedule_is_refused(settings
     other = functools.partial(one_cycle, max_lr=NEW)
     with pytest.raises(CheckpointError, match="FG617.*OneCycleLR has rates that are not"):
         trainer(settings, schedule=other, allow_changed=["learning_rate"], output_dir=folder).train(True)
+
+
+PLATEAU = {
+    "lr_scheduler_type": "reduce_lr_on_plateau",
+    "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 1e9},  # each evaluation halves the rate
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "metric_for_best_model": "loss",
+}
+
+
+def on_plateau(settings, *callbacks, rate=OLD, **given):
+    words = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "learning_rate": rate, **PLATEAU, **given}
+    return Trainer(tiny_llama(), settings(**words), train_dataset=ROWS, eval_dataset=ROWS, callbacks=callbacks)
+
+
+def last_rate(run):
+    return float(run.optimizer.param_groups[0]["lr"])
+
+
+def test_a_rate_that_a_plateau_has_reduced_stays_reduced(settings):
+    whole = on_plateau(settings)
+    whole.train()
+    folder = f"{whole.args.output_dir}/checkpoint-3"
+    # Several resumes, of which the first changes nothing.
+    for rate in (OLD, NEW, NEW):
+        resumed = on_plateau(settings, rate=rate, allow_changed=["learning_rate"])
+        resumed.train(resume_from_checkpoint=folder)
+        assert math.isclose(last_rate(resumed), last_rate(whole) * rate / OLD, rel_tol=1e-9)
+        folder = f"{whole.args.output_dir}/checkpoint-5"
+    least = {"lr_scheduler_kwargs": {**PLATEAU["lr_scheduler_kwargs"], "min_lr": 1e-6}}
+    on_plateau(settings, StopAt(2), **least).train()
+    with pytest.raises(CheckpointError, match="FG617.*ReduceLROnPlateau has rates that are not"):
+        on_plateau(settings, rate=NEW, allow_changed=["learning_rate"], **least).train(folder.replace("-5", "-2"))
+
+
+def test_a_checkpoint_without_optimizer_state_takes_the_new_rate_too(settings):
+    first = trainer(settings, StopAt(STOP))
+    first.train()
+    folder = Path(first.args.output_dir) / f"checkpoint-{STOP}"
+    for file in folder.glob("optimizer*"):
+        forge(folder, file.name, None)
+    allowed = {"allow_changed": ["learning_rate"], "allow_missing": ["optimizer"], "logging_steps": 1}
+    changed = trainer(settings, rate=NEW, logging_strategy="steps", **allowed)
+    changed.train(resume_from_checkpoint=str(folder))
+    rates = [line["learning_rate"] for line in changed.state.log_history if "learning_rate" in line]
+    assert rates == [pytest.approx(NEW * cosine(step), rel=1e-9) for step in range(STOP, STEPS)]

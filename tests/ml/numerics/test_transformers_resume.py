@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from torch.utils.data import IterableDataset
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
@@ -176,3 +177,21 @@ def test_auto_takes_it_until_there_is_a_checkpoint_of_our_own(copy, settings, ca
     caplog.clear()
     ours(settings, output_dir=str(copy.parent), max_steps=6).train(resume_from_checkpoint="auto")
     assert "checkpoint-5 (step 5 of 6" in caplog.text
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from rows(60)
+
+
+@pytest.mark.parametrize(
+    "accumulation",
+    [{"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 1, "accumulate_grad_batches": {0: 2, 8: 4}}],
+    ids=["constant", "scheduled"],
+)
+def test_a_stream_is_read_past_the_rows_of_the_steps_that_were_done(theirs, settings, caplog, accumulation):
+    caplog.set_level(logging.WARNING)
+    words = {**WORDS, **accumulation, "max_steps": 4}
+    args = settings(**words, train_sampling_strategy="sequential")
+    Trainer(model(seed=5), args, train_dataset=Stream()).train(resume_from_checkpoint=folder_of(theirs, 3))
+    assert "12 rows of the stream are read past" in caplog.text
