@@ -310,7 +310,7 @@ class TrainingArguments:
     """The names of the settings that the user gave; all other settings have their defaults."""
 
     def _as_data(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the given settings, with the words of the rules in place of objects of torch. Subclasses override it."""
+        """Returns the given settings with words in place of objects of torch. Subclasses override it."""
         return given
 
     def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ instance starts no process group. The rules about forbidden combinations are sto
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
