@@ -15,6 +15,7 @@ from typing import Any
 
 from forgather.distributed.script_config import ScriptConfig
 from forgather.errors import CheckpointError, TrainingError
+from forgather.value_text import shown
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class CheckpointManager:
         for name, value in (("save_interval", save_interval), ("keep_interval", keep_interval)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise TrainingError(
-                    f"{name} is {value!r}", code="FG813", hint="write a whole number from 1, or leave it out"
+                    f"{name} is {shown(value)}", code="FG813", hint="write a whole number from 1, or leave it out"
                 ).about(name)
         if save_function is not None and not callable(save_function):
             raise TrainingError(
@@ -110,7 +111,9 @@ class CheckpointManager:
         folder = self.newest() if path is None else Path(path)
         if folder is None:
             raise CheckpointError(
-                f"{str(self.save_dir)!r} has no intact checkpoint", code="FG601", hint="give the path of another folder"
+                f"{shown(str(self.save_dir), 300)} has no intact checkpoint",
+                code="FG601",
+                hint="give the path of another folder",
             )
         step: int = self._checkpoints.load(folder, engine, optimizer, lr_scheduler)
         return step

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from forgather.distributed.script_config import is_plain, yaml_text
 from forgather.errors import TrainingError
+from forgather.value_text import shown
 
 _ZERO = "zero_optimization"
 OPTIMIZER_VARIABLE = "optimizer_factory"
@@ -39,7 +40,7 @@ def without_stage_0(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in {**deepspeed, **zero}.items():
         if name not in (_ZERO, "stage") and value not in (None, False) and value != {}:
             raise TrainingError(
-                f"{name} is {value!r:.80}, and zero_stage is 0, which trains without DeepSpeed",
+                f"{name} is {shown(value)}, and zero_stage is 0, which trains without DeepSpeed",
                 code="FG811",
                 hint=f"leave {name} out, or write zero_stage: 1, 2 or 3",
             ).about(name)

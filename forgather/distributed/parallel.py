@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, read_engine, refuse_other_processes
 from forgather.distributed.script_config import ScriptConfig, yaml_text
 from forgather.errors import TrainingError
+from forgather.value_text import shown
 
 _PLACEMENT = "forgather.ml.layer_placement"
 
@@ -35,7 +36,7 @@ class ModelParallel:
         if strategy != "layer":
             instead = {"tensor": "TensorParallel", "pipeline": "PipelineParallel"}.get(strategy)
             raise TrainingError(
-                f"strategy is {strategy!r}",
+                f"strategy is {shown(strategy)}",
                 code="FG811",
                 hint=f"use {instead}" if instead else "write strategy='layer'",
             ).about("strategy")
@@ -118,7 +119,7 @@ class TensorParallel(_SplitModel):
     def __init__(self, model: Any, devices: Sequence[int | str], strategy: str = "tensor", plan: Any = "auto") -> None:
         if strategy != "tensor":
             raise TrainingError(
-                f"strategy is {strategy!r}", code="FG811", hint="write strategy='tensor', or use ModelParallel"
+                f"strategy is {shown(strategy)}", code="FG811", hint="write strategy='tensor', or use ModelParallel"
             ).about("strategy")
         super().__init__(model, devices, {"settings": {"tensor_parallel_size": len(devices), "tp_plan": plan}})
 
@@ -190,7 +191,7 @@ def _refuse_chosen_devices(devices: Sequence[int | str]) -> None:
     if numbers and numbers != list(range(len(devices))):
         chosen = ",".join(map(str, numbers))
         raise TrainingError(
-            f"devices is {list(devices)!r}, and each process takes the accelerator of its local rank",
+            f"devices is {shown(list(devices))}, and each process takes the accelerator of its local rank",
             code="FG811",
             hint=f"set CUDA_VISIBLE_DEVICES={chosen}, and write devices={list(range(len(devices)))}",
         ).about("devices")

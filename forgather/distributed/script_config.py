@@ -16,6 +16,7 @@ from typing import Any
 
 from forgather.errors import TrainingError
 from forgather.project.project import Project
+from forgather.value_text import shown
 
 _FILE = "script"
 # The blocks of a template that get their content from a project, which a script has none of.
@@ -138,7 +139,7 @@ def _plain(value: Any, name: str) -> Any:
     elif value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     raise TrainingError(
-        f"{name} is {value!r:.80}, which a config cannot contain",
+        f"{name} is {shown(value)}, which a config cannot contain",
         code="FG811",
         hint="give a number, a text, a list or a mapping with texts as keys",
     ).about(name)

@@ -21,6 +21,7 @@ from forgather.distributed.words import ScriptWords, with_defaults
 from forgather.errors import TrainingError
 from forgather.launcher_env import process_facts
 from forgather.project.fault_tolerance import FaultTolerance
+from forgather.value_text import shown
 
 _MONITOR = "forgather.ml.callbacks:TrainingMonitor"
 _CALLBACKS, _SAVE_FUNCTION = "callbacks", "save_function"
@@ -128,7 +129,8 @@ def _without_contradiction(words: ScriptWords, settings: Mapping[str, Any], by: 
     for name, value in settings.items():
         if name in words.settings and words.settings[name] != value:
             raise _twice(
-                f"{words.origins[name]}: {words.settings[name]!r:.60}", f"{name}: {value!r:.60} of the {by or 'engine'}"
+                f"{words.origins[name]}: {shown(words.settings[name], 60)}",
+                f"{name}: {shown(value, 60)} of the {by or 'engine'}",
             )
     return dict(settings)
 

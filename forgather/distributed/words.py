@@ -15,6 +15,7 @@ from forgather.aliases import alias_of, read_aliases
 from forgather.errors import TrainingError, nearest
 from forgather.rules import Violation, shipped_rules
 from forgather.translation import translate
+from forgather.value_text import shown
 
 TOOL = "seeds"
 OBJECTS = {
@@ -80,7 +81,7 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
     """
     given = {name: value for name, value in (config or {}).items() if value is not None}
     if not isinstance(given.get("callbacks", ()), list | tuple):
-        message = f"callbacks is {given['callbacks']!r:.80}"
+        message = f"callbacks is {shown(given['callbacks'])}"
         raise _error(Violation("FG813", message, "callbacks", "give a list of callbacks", expected="a list"))
     save_logs = _flag(given, _SAVE_LOGS)
     log_dir = given.pop(_LOG_DIR, None) if save_logs else None
@@ -124,7 +125,7 @@ def merged_words(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> di
     for name, value in own.items():
         if name in given and given[name] != value:
             raise TrainingError(
-                f"{name} is {given[name]!r:.60} in the config, and {value!r:.60} in the engine",
+                f"{name} is {shown(given[name], 60)} in the config, and {shown(value, 60)} in the engine",
                 code="FG812",
                 hint="keep one of them",
             ).about(name)
@@ -176,7 +177,7 @@ def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         inner = settings.setdefault(name, {})
         if not isinstance(inner, dict):
-            message = f"{'.'.join(path)} is given next to {name}: {inner!r:.60}"
+            message = f"{'.'.join(path)} is given next to {name}: {shown(inner, 60)}"
             raise _error(Violation("FG812", message, name, "keep one of them, or write all of it as one mapping"))
         settings = inner
     last = path[-1]
@@ -189,7 +190,7 @@ def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
 def _flag(given: dict[str, Any], name: str) -> bool:
     value = given.pop(name, False)
     if not isinstance(value, bool):
-        raise _error(Violation("FG813", f"{name} is {value!r:.80}", name, "write True or False", expected="a bool"))
+        raise _error(Violation("FG813", f"{name} is {shown(value)}", name, "write True or False", expected="a bool"))
     return value
 
 
@@ -198,12 +199,12 @@ def _recomputes(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if not isinstance(value, Mapping):
-        message = f"{_CHECKPOINTING} is {value!r:.80}"
+        message = f"{_CHECKPOINTING} is {shown(value)}"
         raise _error(Violation("FG813", message, _CHECKPOINTING, "write True, False, or a mapping with 'enabled'"))
     for name, inner in value.items():
         if name != "enabled" and inner not in (None, False):
             alias = alias_of("setting", name, TOOL)
-            message = f"{_CHECKPOINTING}.{name} is {inner!r}, and is not available"
+            message = f"{_CHECKPOINTING}.{name} is {shown(inner)}, and is not available"
             hint = alias.why if alias is not None and alias.why else f"leave {name} out"
             raise _error(Violation("FG811", message, _CHECKPOINTING, hint))
     return bool(value.get("enabled", True))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from forgather.errors import nearest
 from forgather.lightning.hooks import LOGGED, unsupported
+from forgather.value_text import shown
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -288,7 +289,7 @@ def _reduction(given: Any, name: str) -> str:
     found = given.lower() if isinstance(given, str) else getattr(given, "__name__", "")
     if found not in _REDUCTIONS:
         raise unsupported(
-            f"self.log({name!r}, reduce_fx={given!r})",
+            f"self.log({name!r}, reduce_fx={shown(given)})",
             f"one of mean, sum, max, min; {nearest(found, list(_REDUCTIONS))}",
         )
     return _REDUCTIONS[found]

@@ -22,6 +22,7 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.run import Run
 from forgather.ml.types import Update, Window
+from forgather.value_text import shown
 
 
 class ModuleRule:
@@ -351,6 +352,6 @@ def loss_of(output: Any, scene: Scene) -> Tensor | None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        kind = f"a {type(output).__name__} without a loss" if isinstance(output, Mapping) else f"{output!r:.60}"
+        kind = f"a {type(output).__name__} without a loss" if isinstance(output, Mapping) else f"{shown(output, 60)}"
         raise unsupported(f"training_step returned {kind}", "return a tensor with one element, or {'loss': ...}")
     return loss.reshape(())

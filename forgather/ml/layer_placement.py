@@ -14,6 +14,7 @@ from accelerate import dispatch_model
 from torch import nn
 
 from forgather.errors import TrainingError
+from forgather.value_text import shown
 
 
 def place_layers(model: nn.Module, devices: Sequence[int | str]) -> nn.Module:
@@ -90,10 +91,12 @@ def _device(device: int | str) -> torch.device:
         try:
             found = torch.device(str(device))
         except RuntimeError:
-            raise _unusable(f"devices has {device!r}", "give numbers of accelerators, or names such as 'cpu'") from None
+            raise _unusable(
+                f"devices has {shown(device)}", "give numbers of accelerators, or names such as 'cpu'"
+            ) from None
     if found.type != "cpu" and (found.index or 0) >= available:
         has = f"this machine has {available} accelerators" if available else "this machine has no accelerator"
-        raise _unusable(f"devices has {device!r}, and {has}", "give devices=['cpu'], or devices that exist")
+        raise _unusable(f"devices has {shown(device)}, and {has}", "give devices=['cpu'], or devices that exist")
     return found
 
 

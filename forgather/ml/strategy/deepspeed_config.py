@@ -30,6 +30,7 @@ from forgather.ml.strategy.deepspeed_settings import (
     value_of,
 )
 from forgather.source import Span
+from forgather.value_text import shown
 
 DEFAULT_STAGE = 2
 
@@ -264,7 +265,7 @@ def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:
     inside = f" in {unknown.section}" if sections else ""
     return Diagnostic(
         code="FG741",
-        message=f"DeepSpeed has no setting {key!r}{inside}",
+        message=f"DeepSpeed has no setting {shown(key)}{inside}",
         span=found.line_of(*unknown.keys),
         hint=unknown.hint,
     )

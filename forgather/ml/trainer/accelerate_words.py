@@ -18,6 +18,7 @@ from forgather.errors import Diagnostic, DistributedError
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.translation import Translation, translate_inside
+from forgather.value_text import shown
 
 _log = get_logger(__name__)
 
@@ -213,7 +214,9 @@ def _place(settings: dict[str, Any], path: str, value: Any, where: str, defaults
 
 
 def _differs(where: str, value: Any, path: str, present: Any) -> SettingError:
-    return _refused(f"{where} is {value!r}, and {path} is {present!r}", "keep one of them", where.partition(".")[0])
+    return _refused(
+        f"{where} is {shown(value)}, and {path} is {present!r}", "keep one of them", where.partition(".")[0]
+    )
 
 
 def _refused(message: str, hint: str, about: str = "accelerate_config") -> SettingError:
