@@ -205,8 +205,8 @@ def read_accumulation(value: Any) -> Accumulation:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         raise AccumulationFault(
-            f"accumulate_grad_batches is {value}, a number that does not change",
-            f"write gradient_accumulation_steps: {value}, or a schedule: accumulate_grad_batches: {_EXAMPLE}",
+            f"accumulate_grad_batches is {shown(value)}, a number that does not change",
+            f"write gradient_accumulation_steps: {shown(value)}, or a schedule: accumulate_grad_batches: {_EXAMPLE}",
         )
     if not isinstance(value, Mapping) or not value:
         raise AccumulationFault(

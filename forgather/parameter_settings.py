@@ -65,7 +65,7 @@ def read_freeze(setting: Any) -> list[Frozen]:
 def _entry(entry: Any, number: int) -> Frozen:
     fields = {"pattern": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not isinstance(fields.get("pattern"), str) or not fields["pattern"].strip():
-        raise FreezeFault(f"freeze.{number} is {entry!r:.80}, which has no pattern")
+        raise FreezeFault(f"freeze.{number} is {shown(entry)}, which has no pattern")
     unknown = sorted(map(str, fields.keys() - {"pattern", "until"}))
     if unknown:
         raise FreezeFault(f"freeze.{number} has no setting {shown(unknown[0])}: it has pattern and until")

@@ -538,4 +538,4 @@ def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> st
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:
     """Returns a message in which placeholders such as `{args.lr}` are replaced by the values of the settings."""
-    return re.sub(r"\{([\w.]+)\}", lambda found: repr(facts.get(found[1], UNKNOWN)), message)
+    return re.sub(r"\{([\w.]+)\}", lambda found: shown(facts.get(found[1], UNKNOWN), 300), message)

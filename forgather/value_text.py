@@ -8,11 +8,16 @@ is about it.
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any
 
 MOST_SHOWN = 80
 """Units: characters. The length to which the text of a value is cut."""
+_LONGEST_PATH = 4095
+"""Units: bytes. The length of the longest path that Linux accepts."""
+_LONGEST_NAME = 255
+"""Units: bytes. The length of the longest name of a file."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -80,3 +85,24 @@ def is_one_of(value: Any, words: tuple[Any, ...]) -> bool:
         (True, False, False)
     """
     return any(type(value) is type(word) and are_equal(value, word) for word in words)
+
+
+def can_be_path(value: Any) -> bool:
+    """Returns whether a value can be the path of a file or folder: a text or `os.PathLike` that the system takes.
+
+    Example:
+        >>> can_be_path("runs/a"), can_be_path(3), can_be_path("a\\0b")
+        (True, False, False)
+    """
+    try:
+        path = os.fspath(value)
+    except Exception:  # noqa: BLE001 - as in `shown`
+        return False
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        return False
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    longest = max(map(len, encoded.split(os.sep.encode())))
+    return len(encoded) <= _LONGEST_PATH and longest <= _LONGEST_NAME

@@ -21,7 +21,7 @@ from forgather.distributed.words import ScriptWords, with_defaults
 from forgather.errors import TrainingError
 from forgather.launcher_env import process_facts
 from forgather.project.fault_tolerance import FaultTolerance
-from forgather.value_text import shown
+from forgather.value_text import are_equal, shown
 
 _MONITOR = "forgather.ml.callbacks:TrainingMonitor"
 _CALLBACKS, _SAVE_FUNCTION = "callbacks", "save_function"
@@ -127,7 +127,7 @@ class ScriptParts:
 def _without_contradiction(words: ScriptWords, settings: Mapping[str, Any], by: str) -> dict[str, Any]:
     """Returns settings of an engine or a loader, after a comparison with those that the script gives itself."""
     for name, value in settings.items():
-        if name in words.settings and words.settings[name] != value:
+        if name in words.settings and not are_equal(words.settings[name], value):
             raise _twice(
                 f"{words.origins[name]}: {shown(words.settings[name], 60)}",
                 f"{name}: {shown(value, 60)} of the {by or 'engine'}",

@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from forgather.distributed.arguments import COUNT, FLAG, PATH, Rule, refuse_wrong
 from forgather.distributed.data_loader import read_data
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine, refuse_missing_loss
 from forgather.distributed.optimizer import read_optimizer
@@ -36,6 +37,8 @@ from forgather.project.fault_tolerance import FaultTolerance
 from forgather.project.run_writer import make_run_folder, remove_unused_record, write_record
 
 _log = logging.getLogger(__name__)
+
+_ATTEMPTS: Rule = {"type": "whole", "minimum": 0, "maximum": 1000, "expected": "a whole number from 0 to 1000"}
 
 
 def setup_distributed_training(model: Any, config: Mapping[str, Any] | None = None) -> DistributedTrainer:
@@ -186,6 +189,7 @@ class DistributedTrainer:
         Raises:
             TrainingError: FG811 if the launcher makes fewer attempts; FG812 if `save_interval` is another number.
         """
+        refuse_wrong(locals(), {"auto_resume": FLAG, "max_retry_attempts": _ATTEMPTS, "checkpoint_interval": COUNT})
         facts = process_facts(os.environ)
         allowed = facts.attempts_left + (facts.attempt or 0)
         if facts.world_size > 1 and allowed < max_retry_attempts:
@@ -224,6 +228,7 @@ class DistributedTrainer:
             CheckpointError: FG601 if there is none.
             TrainingError: FG811 if a run of several processes has failed in this process.
         """
+        refuse_wrong(locals(), {"path": PATH})
         if self._ended == "failed" and _world_size() > 1:
             raise TrainingError(
                 "one of several processes cannot go on after a failure: the other ones wait for it, or have failed",
@@ -231,7 +236,7 @@ class DistributedTrainer:
                 hint="call enable_fault_tolerance() before train(), and "
                 + launch_line(process_facts(os.environ).local_world_size, "--max-restarts 3"),
             )
-        found: str | None = self._newest() if path is None else str(path)
+        found: str | None = self._newest() if path is None else os.fspath(path)
         if found is None:
             raise CheckpointError(
                 f"{self._output_dir!r} has no intact checkpoint",
@@ -255,6 +260,8 @@ class DistributedTrainer:
         Raises:
             TrainingError: FG859 if there is something to lose, and `discard_checkpoints` is False.
         """
+        # Any other value than true or false, such as "no", must not remove anything.
+        refuse_wrong(locals(), {"discard_checkpoints": FLAG})
         found = [folder for _, folder in self._checkpoints()]
         if (found or self._ended == "finished") and not discard_checkpoints:
             what = f"{len(found)} checkpoints in {self._output_dir!r}" if found else "the weights of the finished run"
@@ -298,9 +305,10 @@ class DistributedTrainer:
 
     def _refuse_fp16(self) -> None:
         settings = self._config()[0].settings
-        if not settings.get("fp16"):
+        # Other values are found by the rules of the trainer.
+        if settings.get("fp16") is not True:
             return
-        if settings.get("use_cpu") or not import_module("torch").accelerator.is_available():
+        if settings.get("use_cpu") is True or not import_module("torch").accelerator.is_available():
             is_default = "fp16" not in self._parts.words.settings
             raise TrainingError(
                 f"fp16 is True{' by default' if is_default else ''}, and this run is on the CPU",

@@ -18,7 +18,6 @@ from torch import nn
 
 from forgather.errors import CheckpointError
 from forgather.lightning.hooks import unsupported
-from forgather.lightning.option_rules import is_path
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.lineage import checkpoints_in_order
 from forgather.ml.checkpoint.manifest import MANIFEST, malformed_file, read_small_file, verify
@@ -26,7 +25,7 @@ from forgather.ml.checkpoint.pickled_tensors import read_pickled
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.resume import read_progress
-from forgather.value_text import shown
+from forgather.value_text import can_be_path, shown
 
 _log = get_logger(__name__)
 M = TypeVar("M", bound=nn.Module)
@@ -67,7 +66,7 @@ def resume_folder(ckpt_path: Any, output_dir: str) -> Any:
     """
     if ckpt_path is None:
         return None
-    if not is_path(ckpt_path):
+    if not can_be_path(ckpt_path):
         raise unsupported(f"ckpt_path={shown(ckpt_path)}", 'give "last", "best" or the folder of a checkpoint')
     if str(ckpt_path) == "last":
         return True
@@ -147,7 +146,7 @@ def _weights(path: Path, map_location: Any) -> dict[str, Any]:
 
 
 def _existing(path: Any) -> Path:
-    if not is_path(path) or not Path(path).exists():
+    if not can_be_path(path) or not Path(path).exists():
         raise CheckpointError(
             f"there is no checkpoint {shown(path, 300)}",
             code="FG601",

@@ -6,12 +6,12 @@ options that become settings of ours are not listed: the rules about these setti
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forgather.lightning.durations import seconds_of
 from forgather.rule_conditions import misfit
+from forgather.value_text import can_be_path
 
 _FLAG, _NUMBER = {"type": "flag"}, {"type": "number"}
 _COUNT = {"type": "whole", "minimum": 0, "maximum": 2**63 - 1}
@@ -95,24 +95,6 @@ def _misfit(value: Any, rule: _Rule) -> str | None:
         seconds = value if type(value) in (int, float) else seconds_of(value)
         is_right = seconds is not None and 0 < seconds <= _LONGEST_SECONDS
         return None if is_right else f"a timedelta, or a number of seconds up to {_LONGEST_SECONDS}"
-    if is_path(value) or (rule != _PATH and isinstance(value, Mapping)):
+    if can_be_path(value) or (rule != _PATH and isinstance(value, Mapping)):
         return None
     return f"a {rule}"
-
-
-def is_path(value: Any) -> bool:
-    """Returns whether a value can be the path of a file or folder."""
-    try:
-        path = os.fspath(value)
-    except TypeError:
-        return False
-    if not isinstance(path, str) or not path.strip() or "\0" in path:
-        return False
-    try:
-        return len(os.fsencode(path)) <= _LONGEST_PATH
-    except UnicodeEncodeError:
-        return False
-
-
-_LONGEST_PATH = 4095
-"""Units: bytes. The length of the longest path that Linux accepts."""

@@ -85,12 +85,12 @@ def _bytes(part: nn.Module | nn.Parameter) -> int:
 def _device(device: int | str) -> torch.device:
     available = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     kind = torch.accelerator.current_accelerator() if available else None
-    if isinstance(device, int) and not isinstance(device, bool):
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 1024:
         found = torch.device(kind.type if kind is not None else "cuda", device)
     else:
         try:
-            found = torch.device(str(device))
-        except RuntimeError:
+            found = torch.device(device if isinstance(device, str) else shown(device))
+        except (RuntimeError, ValueError):
             raise _unusable(
                 f"devices has {shown(device)}", "give numbers of accelerators, or names such as 'cpu'"
             ) from None

@@ -8,7 +8,8 @@ and to `forgather.ml` in the second one.
 
 CONFIGURATION = """
 foundation:
-    bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks value_text
+    bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
+    rule_conditions
     accumulation
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
@@ -155,6 +156,7 @@ sweeps:
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
 scripts:
+    distributed.arguments
     distributed.notebook distributed.script_config
     distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
     distributed.parallel distributed.script_parts

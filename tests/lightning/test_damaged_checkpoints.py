@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_a_file_with_other_content_is_an_error(parts, code):
 
 def test_every_damage_of_a_file_is_an_error():
     saved()
-    whole = open("a.ckpt", "rb").read()
+    whole = Path("a.ckpt").read_bytes()
     kept = {}
     for place in range(0, len(whole), max(1, len(whole) // 60)):
         for name, data in (

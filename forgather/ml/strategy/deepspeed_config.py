@@ -98,11 +98,14 @@ def unknown_settings(asked: Any) -> list[Diagnostic]:
 def _read(asked: Any) -> ZeroConfig:
     if isinstance(asked, Mapping):
         # A copy: the config is filled in below, and the mapping belongs to the user's arguments.
-        return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
+        try:
+            return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
+        except RecursionError:
+            raise _unusable("deepspeed is nested too deeply", None) from None
     if asked == AUTO or asked is True:
         return ZeroConfig(config={}, source='deepspeed: "auto"')
     if not isinstance(asked, str):
-        raise _unusable(f"deepspeed is {asked!r:.80}", None, 'give "auto", the path of a JSON file, or a mapping')
+        raise _unusable(f"deepspeed is {shown(asked)}", None, 'give "auto", the path of a JSON file, or a mapping')
     path = Path(asked).expanduser().absolute()
     text = _read_text(path, asked)
     try:
