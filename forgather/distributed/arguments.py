@@ -16,6 +16,7 @@ Rule = Mapping[str, Any] | str
 FLAG: Rule = {"type": "flag"}
 COUNT: Rule = {"type": "whole", "minimum": 1, "maximum": 2**63 - 1, "expected": "a whole number from 1"}
 COUNT_OR_0: Rule = {"type": "whole", "minimum": 0, "maximum": 2**63 - 1, "expected": "a whole number from 0"}
+ATTEMPTS: Rule = {"type": "whole", "minimum": 0, "maximum": 1000, "expected": "a whole number from 0 to 1000"}
 TEXT: Rule = {"type": "text"}
 PATH = "a path"
 FUNCTION = "a function"

@@ -124,6 +124,16 @@ class ScriptParts:
         return texts
 
 
+def are_same_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether two mappings have the same names, and the same objects under them.
+
+    Args:
+        one: a mapping from names to objects.
+        other: another one.
+    """
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
 def _without_contradiction(words: ScriptWords, settings: Mapping[str, Any], by: str) -> dict[str, Any]:
     """Returns settings of an engine or a loader, after a comparison with those that the script gives itself."""
     for name, value in settings.items():

@@ -22,12 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.distributed.arguments import COUNT, FLAG, PATH, Rule, refuse_wrong
+from forgather.distributed.arguments import ATTEMPTS, COUNT, FLAG, PATH, refuse_wrong
 from forgather.distributed.data_loader import read_data
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine, refuse_missing_loss
 from forgather.distributed.optimizer import read_optimizer
 from forgather.distributed.script_config import ScriptConfig
-from forgather.distributed.script_parts import ScriptParts
+from forgather.distributed.script_parts import ScriptParts, are_same_objects
 from forgather.distributed.words import merged_words, read_words
 from forgather.errors import CheckpointError, TrainingError
 from forgather.heartbeat import Heartbeat
@@ -37,8 +37,6 @@ from forgather.project.fault_tolerance import FaultTolerance
 from forgather.project.run_writer import make_run_folder, remove_unused_record, write_record
 
 _log = logging.getLogger(__name__)
-
-_ATTEMPTS: Rule = {"type": "whole", "minimum": 0, "maximum": 1000, "expected": "a whole number from 0 to 1000"}
 
 
 def setup_distributed_training(model: Any, config: Mapping[str, Any] | None = None) -> DistributedTrainer:
@@ -189,7 +187,7 @@ class DistributedTrainer:
         Raises:
             TrainingError: FG811 if the launcher makes fewer attempts; FG812 if `save_interval` is another number.
         """
-        refuse_wrong(locals(), {"auto_resume": FLAG, "max_retry_attempts": _ATTEMPTS, "checkpoint_interval": COUNT})
+        refuse_wrong(locals(), {"auto_resume": FLAG, "max_retry_attempts": ATTEMPTS, "checkpoint_interval": COUNT})
         facts = process_facts(os.environ)
         allowed = facts.attempts_left + (facts.attempt or 0)
         if facts.world_size > 1 and allowed < max_retry_attempts:
@@ -335,7 +333,7 @@ class DistributedTrainer:
     def _built_trainer(self, config: ScriptConfig, variables: dict[str, Any]) -> Any:
         """Returns the trainer of a config; the one of the last run if nothing has changed, which has the model."""
         is_same = self._built is not None and self._built[0] == config.text
-        if is_same and self._built is not None and _are_same(self._built[1], variables):
+        if is_same and self._built is not None and are_same_objects(self._built[1], variables):
             return self._trainer
         if self._trainer is not None:
             self._forget_trainer()
@@ -399,7 +397,3 @@ def _world_size() -> int:
 
 def _start(resume: str | None) -> str:
     return "from the beginning" if resume is None else f"from {resume}"
-
-
-def _are_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
