@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from forgather.value_text import shown
+
 EPOCHS, STEPS = "epochs", "steps"
 _EXAMPLE = "{0: 8, 5: 4}"
 
@@ -146,8 +148,8 @@ class Accumulation:
         )
 
     def __str__(self) -> str:
-        shown = "{" + ", ".join(f"{start}: {count}" for start, count in self.entries) + "}"
-        return shown if self.unit == EPOCHS else f"{{{self.unit}: {shown}}}"
+        written = "{" + ", ".join(f"{start}: {count}" for start, count in self.entries) + "}"
+        return written if self.unit == EPOCHS else f"{{{self.unit}: {written}}}"
 
     def _index(self, number: int) -> int:
         return bisect.bisect(self.entries, number, key=itemgetter(0)) - 1
@@ -203,12 +205,12 @@ def read_accumulation(value: Any) -> Accumulation:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         raise AccumulationFault(
-            f"accumulate_grad_batches is {value}, a number that does not change",
-            f"write gradient_accumulation_steps: {value}, or a schedule: accumulate_grad_batches: {_EXAMPLE}",
+            f"accumulate_grad_batches is {shown(value)}, a number that does not change",
+            f"write gradient_accumulation_steps: {shown(value)}, or a schedule: accumulate_grad_batches: {_EXAMPLE}",
         )
     if not isinstance(value, Mapping) or not value:
         raise AccumulationFault(
-            f"accumulate_grad_batches is {value!r:.80}",
+            f"accumulate_grad_batches is {shown(value)}",
             f"write the epochs at which the number of micro-batches changes, as {_EXAMPLE}, or {{steps: {_EXAMPLE}}}",
         )
     unit, entries = EPOCHS, value
@@ -218,7 +220,7 @@ def read_accumulation(value: Any) -> Accumulation:
         if unit not in (EPOCHS, STEPS) or len(value) > 1:
             what = "has more than one unit" if len(value) > 1 else f"has the key {unit!r}"
             raise AccumulationFault(
-                f"accumulate_grad_batches {what}: {value!r:.80}",
+                f"accumulate_grad_batches {what}: {shown(value)}",
                 f"write either epochs, as {_EXAMPLE}, or steps, as {{steps: {_EXAMPLE}}}",
             )
         entries = value[unit]

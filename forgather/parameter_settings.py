@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from forgather.batch_triangle import Phrase
 from forgather.rule_conditions import SOMETHING, UNKNOWN
+from forgather.value_text import shown
 
 _ADVICE = 'write a list of patterns, as ["embed_tokens", {pattern: "layers.[0-3]", until: 100}]'
 _EPOCHS = re.compile(r"(\d+)ep")
@@ -57,17 +58,17 @@ def read_freeze(setting: Any) -> list[Frozen]:
     if setting is None:
         return []
     if not isinstance(setting, list | tuple):
-        raise FreezeFault(f"freeze is {setting!r:.80}, which is no list")
+        raise FreezeFault(f"freeze is {shown(setting)}, which is no list")
     return [_entry(entry, number) for number, entry in enumerate(setting)]
 
 
 def _entry(entry: Any, number: int) -> Frozen:
     fields = {"pattern": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not isinstance(fields.get("pattern"), str) or not fields["pattern"].strip():
-        raise FreezeFault(f"freeze.{number} is {entry!r:.80}, which has no pattern")
+        raise FreezeFault(f"freeze.{number} is {shown(entry)}, which has no pattern")
     unknown = sorted(map(str, fields.keys() - {"pattern", "until"}))
     if unknown:
-        raise FreezeFault(f"freeze.{number} has no setting {unknown[0]!r}: it has pattern and until")
+        raise FreezeFault(f"freeze.{number} has no setting {shown(unknown[0])}: it has pattern and until")
     until = fields.get("until")
     if until is None:
         return Frozen(fields["pattern"])

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+from forgather.value_text import can_be_path
+
 
 class _Unknown:
     def __repr__(self) -> str:
@@ -149,9 +151,10 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
 
     Args:
         value: the value of the setting.
-        rule: the constraint, a mapping. Its key `type` is "text", "flag", "whole", "number", "steps", "mapping",
-            "word", "texts", "list" or "any", or a list of these words. The keys `minimum`, `above`, `maximum` and
-            `below` limit a number, which is always finite. `choices` lists the accepted words (also for "texts"), and
+        rule: the constraint, a mapping. Its key `type` is "text", "path", "flag", "whole", "number", "steps",
+            "mapping", "word", "texts", "list" or "any", or a list of these words. The keys `minimum`, `above`,
+            `maximum` and `below` limit a number, which is always finite. `choices` lists the accepted words (also for
+            "texts"), and
             `also` lists further accepted values. `optional` accepts None. `expected` replaces the generated
             description. This function does not read the other keys: `keys` are the settings of a mapping, of which
             `open` allows further ones, and `instead` gives hints for some; `each` is the constraint of the items of a
@@ -218,6 +221,7 @@ def _number_expected(rule: Mapping[str, Any]) -> str:
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     # No path may contain NUL.
     "text": lambda value, rule: isinstance(value, str) and value != "" and "\0" not in value,
+    "path": lambda value, rule: can_be_path(value),
     "texts": lambda value, rule: (
         isinstance(value, list | tuple)
         and all(isinstance(item, str) and item in rule.get("choices", (item,)) for item in value)
@@ -233,6 +237,7 @@ _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 }
 _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "text": lambda rule: "a text",
+    "path": lambda rule: "a path",
     "texts": lambda rule: f"a list of: {', '.join(rule['choices'])}" if "choices" in rule else "a list of texts",
     "list": lambda rule: "a list",
     "flag": lambda rule: "true or false",

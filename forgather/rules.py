@@ -25,6 +25,7 @@ from forgather.parallel_sizes import layout_facts
 from forgather.parameter_settings import parameter_facts
 from forgather.pipeline_schedules import with_schedules
 from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, holds, misfit, names_of
+from forgather.value_text import are_equal, json_word, shown
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -141,8 +142,8 @@ class Rules(NamedTuple):
             advice = f"write {present!r} in place of {name!r}"
             if name != present and name not in self.quietly:
                 called = "is now" if name in self.renamed else "is called"
-                instead = f"in place of {settings[present]!r}" if replaces else "for it"
-                message = f"{self.name}: {name!r} {called} {present!r}; {value!r} is used {instead}"
+                instead = f"in place of {shown(settings[present])}" if replaces else "for it"
+                message = f"{self.name}: {name!r} {called} {present!r}; {shown(value)} is used {instead}"
                 found.append(Violation("FG825", message, name, advice, Severity.WARNING))
             if present in settings and not replaces:
                 message = f"{present!r} is given twice, once as {name!r}"
@@ -164,12 +165,13 @@ class Rules(NamedTuple):
             words = value.replace(",", " ").split() if isinstance(value, str) else value
             if parts is None or not isinstance(words, list | tuple):
                 continue
-            meant = [{"value": word, **parts.get(str(word).lower(), {})} for word in words]
+            named = [(word, parts.get(word.lower(), {}) if isinstance(word, str) else {}) for word in words]
+            meant = [{"value": word, **known} for word, known in named]
             chosen = [one["value"] for one in meant if one["value"] is not None]
-            if not {*chosen} <= {*rule["choices"]}:
+            if not all(isinstance(word, str) and word in rule["choices"] for word in chosen):
                 continue
             if len({str(word).lower() for word in chosen}) > 1:
-                message = f"{name} is {value!r}, which asks for both {chosen[0]} and {chosen[1]}"
+                message = f"{name} is {shown(value)}, which asks for both {chosen[0]} and {chosen[1]}"
                 yield Violation("FG812", message, name, "keep one of them")
                 continue
             settings[name] = chosen[0] if chosen else bool(words)
@@ -177,7 +179,7 @@ class Rules(NamedTuple):
                 root, *keys = path.split(".")
                 settings[root] = dict(settings.get(root) or {})
                 if not _set_inside(settings[root], keys, inner, self.settings[root].get("prefix", "")):
-                    yield Violation("FG812", f"{name} {value!r} and {path} differ", name, "keep one of them")
+                    yield Violation("FG812", f"{name} {shown(value)} and {path} differ", name, "keep one of them")
 
     def _written_inside(self, settings: dict[str, Any], nested: Mapping[str, tuple[str, Any]]) -> Iterator[Violation]:
         """Writes settings into the mappings to which they belong, and yields the violations.
@@ -200,14 +202,14 @@ class Rules(NamedTuple):
                     yield Violation("FG811", message, name, rule["begin_with"], found=value)
                 continue
             if isinstance(outer, str) and outer != AUTO:
-                message = f"{name!r} is a setting inside of {root}, and {root} is the file {outer!r}"
+                message = f"{name!r} is a setting inside of {root}, and {root} is the file {shown(outer)}"
                 yield Violation("FG812", message, name, f"write it into the file, as {'.'.join(keys)}")
                 continue
             settings[root] = dict(outer) if isinstance(outer, Mapping) else {}
             if not _set_inside(settings[root], keys, value, rule.get("prefix", "")):
                 yield Violation("FG812", f"{name!r} and {path!r} differ", name, "keep one of them", found=value)
                 continue
-            message = f"{self.name}: {name!r} is called {path!r}; {value!r} is used for it"
+            message = f"{self.name}: {name!r} is called {path!r}; {shown(value)} is used for it"
             yield Violation("FG825", message, name, f"write {path!r} in place of {name!r}", Severity.WARNING)
 
     def _accepted_inside(self, name: str) -> str | None:
@@ -221,16 +223,16 @@ class Rules(NamedTuple):
         """Yields the settings, in which an accepted value of another tool's word is replaced by what it sets here."""
         for name, value in given.items():
             alias = alias_of("setting", name) if self.closed and name not in self.settings else None
-            word = value if isinstance(value, str) else json.dumps(value, default=str)
+            word = json_word(value)
             meant = alias.values.get(word) if alias is not None and alias.is_accepted else None
             if not isinstance(meant, Mapping) or not meant.keys() <= self.settings.keys():
                 yield name, value
                 continue
             yield from meant.items()
             # A word that asks for the default asks for nothing.
-            if shown := ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items()):
-                message = f"{self.name}: {name}={value!r} is {shown}"
-                found.append(Violation("FG825", message, name, f"write {shown}", Severity.WARNING))
+            if written_out := ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items()):
+                message = f"{self.name}: {name}={shown(value)} is {written_out}"
+                found.append(Violation("FG825", message, name, f"write {written_out}", Severity.WARNING))
 
     def _accepted(self, name: str) -> str | None:
         """Returns the setting that other tools call `name`, if the two differ in nothing but the name."""
@@ -250,8 +252,8 @@ class Rules(NamedTuple):
         """
         if name in self.without_effect:
             rule = self.without_effect[name]
-            if "only" in rule and value is not UNKNOWN and value != rule["only"]:
-                message = f"{name}: {value!r} is not available"
+            if "only" in rule and value is not UNKNOWN and not are_equal(value, rule["only"]):
+                message = f"{name}: {shown(value)} is not available"
                 yield Violation(code="FG811", message=message, argument=name, hint=rule["why"])
             else:
                 message = f"{self.name}: {name!r} has no effect: {rule['why']}"
@@ -259,9 +261,14 @@ class Rules(NamedTuple):
                 yield Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
         elif name in others:
             # A setting with its default value asks for nothing that would be missing.
-            if value is not None and value is not UNKNOWN and others[name] not in (value, UNKNOWN):
+            if (
+                value is not None
+                and value is not UNKNOWN
+                and others[name] is not UNKNOWN
+                and not are_equal(others[name], value)
+            ):
                 other = f"{_owner(self.elsewhere)} that this trainer does not have"
-                message = f"{name!r} is a setting of {other} (found {value!r})"
+                message = f"{name!r} is a setting of {other} (found {shown(value)})"
                 alias = alias_of("setting", name)
                 hint = self.instead.get(name) or (alias.hint if alias else self.instead.get("*"))
                 yield Violation(code="FG811", message=message, argument=name, hint=hint, found=value)
@@ -433,7 +440,7 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
             hint += "; a number in quotes is a text"
     elif isinstance(value, float) and not math.isfinite(value):
         hint += "; infinity and NaN are no numbers to compute with"
-    message = f"{name.rpartition('.')[2]} is {repr(value)[:80]}"
+    message = f"{name.rpartition('.')[2]} is {shown(value)}"
     code, severity = rule.get("code", "FG813"), Severity(rule.get("severity", "error"))
     return Violation(code, message, name, hint=hint, severity=severity, expected=expected, found=value)
 
@@ -461,7 +468,7 @@ def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None 
             elif not rule.get("open"):
                 yield Violation(
                     code="FG810",
-                    message=f"{name} has no setting {key!r}",
+                    message=f"{name} has no setting {shown(key)}",
                     argument=f"{name}.{key}",
                     hint=rule.get("instead", {}).get(key) or _inside_hint(name, known, rule, rules),
                     severity=Severity(rule.get("severity", "error")),
@@ -486,7 +493,7 @@ def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violati
             continue
         alias = alias_of("setting", str(key))
         hint = alias.why if alias is not None and alias.verdict == "none" else f"write {name}: true"
-        found.append(Violation("FG811", f"{key!r} of {name} is not available", name, hint, found=value))
+        found.append(Violation("FG811", f"{shown(key)} of {name} is not available", name, hint, found=value))
     return section.get("enabled", True), found
 
 
@@ -499,7 +506,7 @@ def _set_inside(mapping: dict[str, Any], keys: Sequence[str], value: Any, prefix
         mapping[key] = dict(inner or {})
         mapping = mapping[key]
     key = next((key for key in (keys[-1], prefix + keys[-1]) if mapping.get(key) is not None), keys[-1])
-    if mapping.get(key) is not None and mapping[key] != value:
+    if mapping.get(key) is not None and not are_equal(mapping[key], value):
         return False
     mapping[key] = value
     return True
@@ -537,4 +544,4 @@ def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> st
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:
     """Returns a message in which placeholders such as `{args.lr}` are replaced by the values of the settings."""
-    return re.sub(r"\{([\w.]+)\}", lambda found: repr(facts.get(found[1], UNKNOWN)), message)
+    return re.sub(r"\{([\w.]+)\}", lambda found: shown(facts.get(found[1], UNKNOWN), 300), message)

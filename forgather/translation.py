@@ -7,13 +7,13 @@ those of `forgather.aliases`; there is no second table. A word that is one of ou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from forgather.aliases import Alias, alias_of, read_aliases, suggest
 from forgather.errors import nearest
 from forgather.rules import Violation
+from forgather.value_text import are_equal, is_one_of, json_word, shown
 
 
 class Translation(NamedTuple):
@@ -64,15 +64,15 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
             found.violations.append(meant)
             continue
         if meant != {word: value}:
-            shown = ", ".join(f"{name}: {json.dumps(of, default=str)}" for name, of in meant.items())
-            found.notes.append(f"{word}={value!r} is {shown or 'the default'}")
+            written = ", ".join(f"{name}: {_written(of)}" for name, of in meant.items())
+            found.notes.append(f"{word}={shown(value)} is {written or 'the default'}")
         _add(found, word, meant)
     return found
 
 
 def _add(found: Translation, word: str, meant: Mapping[str, Any]) -> None:
     for name, of in meant.items():
-        if name in found.settings and found.settings[name] != of:
+        if name in found.settings and not are_equal(found.settings[name], of):
             message = f"{word!r} and {found.origins[name]!r} both set {name!r}"
             found.violations.append(Violation("FG812", message, word, "keep one of them"))
         found.settings[name] = of
@@ -100,14 +100,14 @@ def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Tran
     known = {name.partition(".")[2] for name in read_aliases()["inner"] if name.startswith(f"{owner}.")}
     of_launch: dict[str, list[str]] = {}
     for word, value in words.items():
-        if value is None or value in ([], {}, ""):
+        if value is None or is_one_of(value, ([], {}, "")):
             continue
         alias = alias_of("inner", f"{owner}.{word}", tool)
         if alias is None:
             hint = nearest(word, sorted(known))
             found.violations.append(Violation("FG810", f"{owner} of {tool} has no {word!r}", word, hint))
         elif alias.to.startswith("option:"):
-            of_launch.setdefault(alias.why, []).append(f"{word}={value!r}")
+            of_launch.setdefault(alias.why, []).append(f"{word}={shown(value)}")
         else:
             meant = _settings_of(alias, word, value, tool)
             if isinstance(meant, Violation):
@@ -118,6 +118,10 @@ def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Tran
     return found
 
 
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else json_word(value)
+
+
 def _words_of(tool: str) -> list[str]:
     return [word for word, record in read_aliases()["setting"].items() if tool in record["tools"]]
 
@@ -125,15 +129,15 @@ def _words_of(tool: str) -> list[str]:
 def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, Any] | Violation:
     """Returns the settings that a word and its value mean, or the violation if they mean none."""
     if alias.values:
-        meant = alias.values.get(value if isinstance(value, str) else json.dumps(value, default=str))
+        meant = alias.values.get(json_word(value))
         if isinstance(meant, str):
-            return Violation("FG811", f"{word}={value!r} of {tool} is not available", word, meant, found=value)
+            return Violation("FG811", f"{word}={shown(value)} of {tool} is not available", word, meant, found=value)
         if meant is not None:
             return dict(meant)
         expected = ", ".join(alias.values)
         if alias.verdict != "same":
             hint = f"expected {expected}" + (f": {alias.why}" if alias.why else "")
-            return Violation("FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, hint)
+            return Violation("FG811", f"{word}={shown(value)} is no value of {tool}'s {word!r}", word, hint)
     if alias.verdict == "same":
         return {alias.name: value}
     return Violation("FG811", f"{word!r} of {tool} is not available", word, alias.why, found=value)

@@ -13,8 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from forgather.distributed.arguments import COUNT, COUNT_OR_0, FLAG, PATH, refuse_without, refuse_wrong
 from forgather.distributed.script_config import ScriptConfig
 from forgather.errors import CheckpointError, TrainingError
+from forgather.value_text import shown
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +45,8 @@ class CheckpointManager:
         async_save: bool = False,
         save_function: Callable[[Any, int, Any], Any] | None = None,
     ) -> None:
-        for name, value in (("save_interval", save_interval), ("keep_interval", keep_interval)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise TrainingError(
-                    f"{name} is {value!r}", code="FG813", hint="write a whole number from 1, or leave it out"
-                ).about(name)
+        rules = {"save_dir": PATH, "save_interval": COUNT, "keep_interval": COUNT, "async_save": FLAG}
+        refuse_wrong(locals(), rules)
         if save_function is not None and not callable(save_function):
             raise TrainingError(
                 f"save_function is a {type(save_function).__name__}, which cannot be called",
@@ -80,6 +79,8 @@ class CheckpointManager:
             CheckpointError: FG609 if a file cannot be written, also that of an earlier save in the background; FG631
                 if `save_function` fails.
         """
+        refuse_wrong(locals(), {"step": COUNT_OR_0, "force": FLAG})
+        refuse_without("state_dict", {"optimizer": optimizer, "lr_scheduler": lr_scheduler})
         if self.save_interval is not None and step % self.save_interval and not force:
             if not self._has_warned:
                 self._has_warned = True
@@ -106,11 +107,15 @@ class CheckpointManager:
         Raises:
             CheckpointError: FG601 to FG605 if there is no such checkpoint, or if it does not fit.
         """
+        refuse_wrong(locals(), {"path": PATH})
+        refuse_without("load_state_dict", {"optimizer": optimizer, "lr_scheduler": lr_scheduler})
         self.wait()
         folder = self.newest() if path is None else Path(path)
         if folder is None:
             raise CheckpointError(
-                f"{str(self.save_dir)!r} has no intact checkpoint", code="FG601", hint="give the path of another folder"
+                f"{shown(str(self.save_dir), 300)} has no intact checkpoint",
+                code="FG601",
+                hint="give the path of another folder",
             )
         step: int = self._checkpoints.load(folder, engine, optimizer, lr_scheduler)
         return step

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from forgather.distributed.arguments import COUNT, FLAG, FUNCTION, Rule, refuse_wrong
 from forgather.distributed.script_config import ScriptConfig
 from forgather.errors import TrainingError
+
+# More processes than any machine has room for; a seed that all generators take.
+_WORKERS: Rule = {"type": "whole", "minimum": 0, "maximum": 10_000}
+_SEED: Rule = {"type": "whole", "minimum": 0, "maximum": 2**32 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ class DistributedDataLoader:
         seed: int = 42,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
+        rules = {"batch_size": COUNT, "num_workers": _WORKERS, "pin_memory": FLAG, "drop_last": FLAG, "shuffle": FLAG}
+        refuse_wrong(locals(), {**rules, "seed": _SEED, "collate_fn": FUNCTION})
         self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn

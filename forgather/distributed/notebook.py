@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from forgather.distributed.arguments import COUNT, FUNCTION, Rule, refuse_wrong
 from forgather.errors import DistributedError
 
 _INSTEAD = "write the cells into a file, and start it with: torchrun --nproc-per-node {count} script.py"
+
+# A mistyped number must not fork until the machine stops.
+_PROCESSES: Rule = {"type": "whole", "minimum": 1, "maximum": 1024}
 
 
 def launch_in_notebook(
@@ -34,6 +38,7 @@ def launch_in_notebook(
     Raises:
         DistributedError: FG704 if this process has set up what a fork would break; restart the kernel then.
     """
+    refuse_wrong(locals(), {"function": FUNCTION, "args": {"type": "list"}, "num_processes": _PROCESSES, "port": COUNT})
     if (reason := refusal()) is not None:
         raise DistributedError(
             f"{reason}: processes cannot be forked from it",

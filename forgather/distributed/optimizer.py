@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from forgather.distributed.script_config import is_plain, yaml_text
 from forgather.errors import TrainingError
+from forgather.value_text import is_one_of, shown
 
 _ZERO = "zero_optimization"
 OPTIMIZER_VARIABLE = "optimizer_factory"
@@ -32,14 +33,13 @@ def without_stage_0(settings: Mapping[str, Any]) -> dict[str, Any]:
     if (
         not isinstance(deepspeed, Mapping)
         or not isinstance(zero, Mapping)
-        or zero.get("stage") != 0
-        or zero.get("stage") is False
+        or not is_one_of(zero.get("stage"), (0, 0.0))
     ):
         return dict(settings)
     for name, value in {**deepspeed, **zero}.items():
-        if name not in (_ZERO, "stage") and value not in (None, False) and value != {}:
+        if name not in (_ZERO, "stage") and not is_one_of(value, (None, False, {}, 0, 0.0)):
             raise TrainingError(
-                f"{name} is {value!r:.80}, and zero_stage is 0, which trains without DeepSpeed",
+                f"{name} is {shown(value)}, and zero_stage is 0, which trains without DeepSpeed",
                 code="FG811",
                 hint=f"leave {name} out, or write zero_stage: 1, 2 or 3",
             ).about(name)

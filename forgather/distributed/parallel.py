@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from forgather.distributed.arguments import COUNT, TEXT, devices_of, refuse_wrong
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, read_engine, refuse_other_processes
 from forgather.distributed.script_config import ScriptConfig, yaml_text
 from forgather.errors import TrainingError
+from forgather.value_text import are_equal, shown
 
 _PLACEMENT = "forgather.ml.layer_placement"
 
@@ -32,14 +34,16 @@ class ModelParallel:
     """
 
     def __init__(self, model: Any, devices: Sequence[int | str], strategy: str = "layer") -> None:
-        if strategy != "layer":
-            instead = {"tensor": "TensorParallel", "pipeline": "PipelineParallel"}.get(strategy)
+        if not are_equal(strategy, "layer"):
+            known = {"tensor": "TensorParallel", "pipeline": "PipelineParallel"}
+            instead = known.get(strategy) if isinstance(strategy, str) else None
             raise TrainingError(
-                f"strategy is {strategy!r}",
+                f"strategy is {shown(strategy)}",
                 code="FG811",
                 hint=f"use {instead}" if instead else "write strategy='layer'",
             ).about("strategy")
-        self.devices = list(devices)
+        self.devices = devices_of(devices)
+        _refuse_other_model(model)
         self.model = import_module(_PLACEMENT).place_layers(model, self.devices)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +86,7 @@ class _SplitModel:
     """A model that is split over the processes of a run."""
 
     def __init__(self, model: Any, devices: Sequence[int | str], engine: dict[str, Any]) -> None:
+        devices = devices_of(devices)
         _refuse_chosen_devices(devices)
         refuse_other_processes(len(devices), f"{type(self).__name__} with {len(devices)} devices")
         whole = read_engine(model)
@@ -127,9 +132,10 @@ class TensorParallel(_SplitModel):
     """
 
     def __init__(self, model: Any, devices: Sequence[int | str], strategy: str = "tensor", plan: Any = "auto") -> None:
-        if strategy != "tensor":
+        devices = devices_of(devices)
+        if not are_equal(strategy, "tensor"):
             raise TrainingError(
-                f"strategy is {strategy!r}", code="FG811", hint="write strategy='tensor', or use ModelParallel"
+                f"strategy is {shown(strategy)}", code="FG811", hint="write strategy='tensor', or use ModelParallel"
             ).about("strategy")
         super().__init__(model, devices, {"settings": {"tensor_parallel_size": len(devices), "tp_plan": plan}})
 
@@ -152,6 +158,8 @@ class PipelineParallel(_SplitModel):
     def __init__(
         self, model: Any, devices: Sequence[int | str], stages: int | None = None, schedule: str | None = None
     ) -> None:
+        devices = devices_of(devices)
+        refuse_wrong(locals(), {"stages": COUNT, "schedule": TEXT})
         stages = len(devices) if stages is None else stages
         each, rest = divmod(stages, max(1, len(devices)))
         if rest or each < 1:
@@ -179,7 +187,7 @@ def register_custom_kernel(name: str) -> Callable[[Callable[..., Any]], NoReturn
         TrainingError: FG811 always.
     """
     raise TrainingError(
-        f"register_custom_kernel({name!r}) is not available: no operation of a model is looked up by a name",
+        f"register_custom_kernel({shown(name)}) is not available: no operation of a model is looked up by a name",
         code="FG811",
         hint="register it with torch.library.custom_op, and call torch.ops.<namespace>.<name> in the model's forward",
     ).about("register_custom_kernel")
@@ -195,13 +203,20 @@ def _text(engine: Engine, processes: int = 1) -> str:
     ).text
 
 
+def _refuse_other_model(model: Any) -> None:
+    if not hasattr(type(model), "named_modules"):
+        raise TrainingError(
+            f"the model is a {type(model).__name__}", code="FG801", hint="give a torch.nn.Module"
+        ).about("model")
+
+
 def _refuse_chosen_devices(devices: Sequence[int | str]) -> None:
     """Raises FG811 for devices that a process does not take by its local rank."""
     numbers = [device for device in devices if isinstance(device, int)]
     if numbers and numbers != list(range(len(devices))):
         chosen = ",".join(map(str, numbers))
         raise TrainingError(
-            f"devices is {list(devices)!r}, and each process takes the accelerator of its local rank",
+            f"devices is {shown(list(devices))}, and each process takes the accelerator of its local rank",
             code="FG811",
             hint=f"set CUDA_VISIBLE_DEVICES={chosen}, and write devices={list(range(len(devices)))}",
         ).about("devices")

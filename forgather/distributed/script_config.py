@@ -16,6 +16,7 @@ from typing import Any
 
 from forgather.errors import TrainingError
 from forgather.project.project import Project
+from forgather.value_text import can_be_path, shown
 
 _FILE = "script"
 # The blocks of a template that get their content from a project, which a script has none of.
@@ -113,7 +114,11 @@ def yaml_text(value: Any, name: str) -> str:
     Raises:
         TrainingError: FG811 if the value is no plain data.
     """
-    text = json.dumps(_plain(value, name), ensure_ascii=False)
+    try:
+        text = json.dumps(_plain(value, name), ensure_ascii=False)
+    except (RecursionError, ValueError):
+        # A list of itself, or a number with more digits than Python writes.
+        raise _not_plain(value, name) from None
     # `{{` begins an expression of a template; in JSON, it occurs inside of texts only.
     return re.sub(r"\{(?=[{%#])", r"\\u007b", text)
 
@@ -122,7 +127,7 @@ def is_plain(value: Any) -> bool:
     """Returns whether a value can be written as plain data in a config."""
     try:
         _plain(value, "")
-    except TrainingError:
+    except (TrainingError, RecursionError):
         return False
     return True
 
@@ -133,12 +138,16 @@ def _plain(value: Any, name: str) -> Any:
             return {key: _plain(inner, f"{name}.{key}") for key, inner in value.items()}
     elif isinstance(value, list | tuple):
         return [_plain(inner, name) for inner in value]
-    elif isinstance(value, os.PathLike):
+    elif isinstance(value, os.PathLike) and can_be_path(value):
         return os.fspath(value)
     elif value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
-    raise TrainingError(
-        f"{name} is {value!r:.80}, which a config cannot contain",
+    raise _not_plain(value, name)
+
+
+def _not_plain(value: Any, name: str) -> TrainingError:
+    return TrainingError(
+        f"{name} is {shown(value)}, which a config cannot contain",
         code="FG811",
         hint="give a number, a text, a list or a mapping with texts as keys",
     ).about(name)

@@ -21,6 +21,7 @@ from forgather.distributed.words import ScriptWords, with_defaults
 from forgather.errors import TrainingError
 from forgather.launcher_env import process_facts
 from forgather.project.fault_tolerance import FaultTolerance
+from forgather.value_text import are_equal, shown
 
 _MONITOR = "forgather.ml.callbacks:TrainingMonitor"
 _CALLBACKS, _SAVE_FUNCTION = "callbacks", "save_function"
@@ -123,12 +124,23 @@ class ScriptParts:
         return texts
 
 
+def are_same_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether two mappings have the same names, and the same objects under them.
+
+    Args:
+        one: a mapping from names to objects.
+        other: another one.
+    """
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
 def _without_contradiction(words: ScriptWords, settings: Mapping[str, Any], by: str) -> dict[str, Any]:
     """Returns settings of an engine or a loader, after a comparison with those that the script gives itself."""
     for name, value in settings.items():
-        if name in words.settings and words.settings[name] != value:
+        if name in words.settings and not are_equal(words.settings[name], value):
             raise _twice(
-                f"{words.origins[name]}: {words.settings[name]!r:.60}", f"{name}: {value!r:.60} of the {by or 'engine'}"
+                f"{words.origins[name]}: {shown(words.settings[name], 60)}",
+                f"{name}: {shown(value, 60)} of the {by or 'engine'}",
             )
     return dict(settings)
 

@@ -22,11 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from forgather.distributed.arguments import ATTEMPTS, COUNT, FLAG, PATH, refuse_wrong
 from forgather.distributed.data_loader import read_data
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine, refuse_missing_loss
 from forgather.distributed.optimizer import read_optimizer
 from forgather.distributed.script_config import ScriptConfig
-from forgather.distributed.script_parts import ScriptParts
+from forgather.distributed.script_parts import ScriptParts, are_same_objects
 from forgather.distributed.words import merged_words, read_words
 from forgather.errors import CheckpointError, TrainingError
 from forgather.heartbeat import Heartbeat
@@ -192,6 +193,7 @@ class DistributedTrainer:
         Raises:
             TrainingError: FG811 if the launcher makes fewer attempts; FG812 if `save_interval` is another number.
         """
+        refuse_wrong(locals(), {"auto_resume": FLAG, "max_retry_attempts": ATTEMPTS, "checkpoint_interval": COUNT})
         facts = process_facts(os.environ)
         allowed = facts.attempts_left + (facts.attempt or 0)
         if facts.world_size > 1 and allowed < max_retry_attempts:
@@ -230,6 +232,7 @@ class DistributedTrainer:
             CheckpointError: FG601 if there is none.
             TrainingError: FG811 if a run of several processes has failed in this process.
         """
+        refuse_wrong(locals(), {"path": PATH})
         if self._ended == "failed" and _world_size() > 1:
             raise TrainingError(
                 "one of several processes cannot go on after a failure: the other ones wait for it, or have failed",
@@ -237,7 +240,7 @@ class DistributedTrainer:
                 hint="call enable_fault_tolerance() before train(), and "
                 + launch_line(process_facts(os.environ).local_world_size, "--max-restarts 3"),
             )
-        found: str | None = self._newest() if path is None else str(path)
+        found: str | None = self._newest() if path is None else os.fspath(path)
         if found is None:
             raise CheckpointError(
                 f"{self._output_dir!r} has no intact checkpoint",
@@ -261,6 +264,8 @@ class DistributedTrainer:
         Raises:
             TrainingError: FG859 if there is something to lose, and `discard_checkpoints` is False.
         """
+        # Any other value than true or false, such as "no", must not remove anything.
+        refuse_wrong(locals(), {"discard_checkpoints": FLAG})
         found = [folder for _, folder in self._checkpoints()]
         if (found or self._ended == "finished") and not discard_checkpoints:
             what = f"{len(found)} checkpoints in {self._output_dir!r}" if found else "the weights of the finished run"
@@ -304,9 +309,10 @@ class DistributedTrainer:
 
     def _refuse_fp16(self) -> None:
         settings = self._config()[0].settings
-        if not settings.get("fp16"):
+        # Other values are found by the rules of the trainer.
+        if settings.get("fp16") is not True:
             return
-        if settings.get("use_cpu") or not import_module("torch").accelerator.is_available():
+        if settings.get("use_cpu") is True or not import_module("torch").accelerator.is_available():
             is_default = "fp16" not in self._parts.words.settings
             raise TrainingError(
                 f"fp16 is True{' by default' if is_default else ''}, and this run is on the CPU",
@@ -333,7 +339,7 @@ class DistributedTrainer:
     def _built_trainer(self, config: ScriptConfig, variables: dict[str, Any]) -> Any:
         """Returns the trainer of a config; the one of the last run if nothing has changed, which has the model."""
         is_same = self._built is not None and self._built[0] == config.text
-        if is_same and self._built is not None and _are_same(self._built[1], variables):
+        if is_same and self._built is not None and are_same_objects(self._built[1], variables):
             return self._trainer
         if self._trainer is not None:
             self._forget_trainer()
@@ -393,7 +399,3 @@ class DistributedTrainer:
 
 def _world_size() -> int:
     return process_facts(os.environ).world_size
-
-
-def _are_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)

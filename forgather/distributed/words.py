@@ -15,6 +15,7 @@ from forgather.aliases import alias_of, read_aliases
 from forgather.errors import TrainingError, nearest
 from forgather.rules import Violation, shipped_rules
 from forgather.translation import translate
+from forgather.value_text import are_equal, is_one_of, shown
 
 TOOL = "seeds"
 OBJECTS = {
@@ -78,9 +79,14 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
         TrainingError: FG810 if a word is unknown; FG811 if it has no counterpart; FG812 if two words set one setting;
             FG813 if a value is not allowed.
     """
+    if config is not None and not isinstance(config, Mapping):
+        found = f"config is a {type(config).__name__}"
+        raise _error(Violation("FG813", found, "config", "give a mapping of words, as {'batch_size': 8}"))
+    if unnamed := [name for name in config or {} if not isinstance(name, str)]:
+        raise _error(Violation("FG813", f"config has the key {shown(unnamed[0])}", "config", "give words as texts"))
     given = {name: value for name, value in (config or {}).items() if value is not None}
     if not isinstance(given.get("callbacks", ()), list | tuple):
-        message = f"callbacks is {given['callbacks']!r:.80}"
+        message = f"callbacks is {shown(given['callbacks'])}"
         raise _error(Violation("FG813", message, "callbacks", "give a list of callbacks", expected="a list"))
     save_logs = _flag(given, _SAVE_LOGS)
     log_dir = given.pop(_LOG_DIR, None) if save_logs else None
@@ -126,10 +132,9 @@ def merged_words(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> di
         raise _error(Violation("FG813", found, "config", "give a mapping of words, as {'batch_size': 8}"))
     given = {name: value for name, value in (config or {}).items() if value is not None}
     for name, value in own.items():
-        # Identity first: data sets need not compare to a bool.
-        if name in given and given[name] is not value and given[name] != value:
+        if name in given and not are_equal(given[name], value):
             raise TrainingError(
-                f"{name} is {given[name]!r:.60} in the config, and {value!r:.60} in the engine",
+                f"{name} is {shown(given[name], 60)} in the config, and {shown(value, 60)} in the engine",
                 code="FG812",
                 hint="keep one of them",
             ).about(name)
@@ -152,7 +157,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         defaults["fp16"] = True
     # Another way to split the model, or DeepSpeed's own mapping, takes the place of the default stage.
     splits = ("fsdp", "tensor_parallel_size", "pipeline_parallel_size", "split_spec")
-    if not any(given.get(name) not in (None, False, 1) for name in splits):
+    if not any(not is_one_of(given.get(name), (None, False, 1)) for name in splits):
         defaults["deepspeed"] = {"zero_optimization": {"stage": DEFAULT_STAGE}}
     settings = {**defaults, **given}
     # A script falls back to torch where DeepSpeed is missing; a config does not unless it says so.
@@ -193,13 +198,13 @@ def _merge(settings: dict[str, Any], name: str, value: Any, outer: Sequence[str]
     for depth, around in enumerate(outer):
         held = held.setdefault(around, {})
         if not isinstance(held, dict):
-            message = f"{'.'.join(path)} is given next to {'.'.join(outer[: depth + 1])}: {held!r:.60}"
+            message = f"{'.'.join(path)} is given next to {'.'.join(outer[: depth + 1])}: {shown(held, 60)}"
             raise _error(Violation("FG812", message, around, "keep one of them, or write all of it as one mapping"))
     if isinstance(value, Mapping) and isinstance(held.setdefault(name, {}), dict):
         for key, inner in value.items():
             _merge(settings, key, inner, path)
-    elif name in held and held[name] != value:
-        message = f"{'.'.join(path)} is {held[name]!r:.60} by one word, and {value!r:.60} by another"
+    elif name in held and not are_equal(held[name], value):
+        message = f"{'.'.join(path)} is {shown(held[name], 60)} by one word, and {shown(value, 60)} by another"
         raise _error(Violation("FG812", message, path[0], "keep one of them"))
     else:
         held[name] = value
@@ -208,7 +213,7 @@ def _merge(settings: dict[str, Any], name: str, value: Any, outer: Sequence[str]
 def _flag(given: dict[str, Any], name: str) -> bool:
     value = given.pop(name, False)
     if not isinstance(value, bool):
-        raise _error(Violation("FG813", f"{name} is {value!r:.80}", name, "write True or False", expected="a bool"))
+        raise _error(Violation("FG813", f"{name} is {shown(value)}", name, "write True or False", expected="a bool"))
     return value
 
 
@@ -217,12 +222,16 @@ def _recomputes(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if not isinstance(value, Mapping):
-        message = f"{_CHECKPOINTING} is {value!r:.80}"
+        message = f"{_CHECKPOINTING} is {shown(value)}"
         raise _error(Violation("FG813", message, _CHECKPOINTING, "write True, False, or a mapping with 'enabled'"))
     for name, inner in value.items():
-        if name != "enabled" and inner not in (None, False):
-            alias = alias_of("setting", name, TOOL)
-            message = f"{_CHECKPOINTING}.{name} is {inner!r}, and is not available"
+        if are_equal(name, "enabled") and not isinstance(inner, bool):
+            message = f"{_CHECKPOINTING}.enabled is {shown(inner)}"
+            raise _error(Violation("FG813", message, _CHECKPOINTING, "write True or False"))
+        if not are_equal(name, "enabled") and inner is not None and inner is not False:
+            alias = alias_of("setting", name, TOOL) if isinstance(name, str) else None
+            name = name if isinstance(name, str) else shown(name)
+            message = f"{_CHECKPOINTING}.{name} is {shown(inner)}, and is not available"
             hint = alias.why if alias is not None and alias.why else f"leave {name} out"
             raise _error(Violation("FG811", message, _CHECKPOINTING, hint))
     return bool(value.get("enabled", True))

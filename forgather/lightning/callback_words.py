@@ -6,13 +6,16 @@ added to the words that are being read: our settings, a limit, or a violation. N
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from forgather.aliases import alias_of, suggest
 from forgather.lightning.durations import seconds_of
+from forgather.lightning.option_rules import wrong_options
 from forgather.lightning.trainer_words import Reading
+from forgather.value_text import is_one_of, shown
 
 
 def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bool:
@@ -25,12 +28,14 @@ def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bo
     """
     read = _READERS.get(name)
     if read is not None:
-        return read(reading, dict(options))
+        return read(reading, _usable(reading, name, options))
     alias = alias_of("constructor", f"*:{name}", "lightning")
     # Of a progress bar, `enable_progress_bar` says whether there is one.
-    shown = "progress is shown by forgather.ml.callbacks:ProgressCallback" if alias and alias.verdict == "same" else ""
-    if alias is not None and (shown or alias.verdict == "elsewhere"):
-        reading.notes.append(f"{name} has no effect of its own: {shown or alias.why}")
+    instead = (
+        "progress is shown by forgather.ml.callbacks:ProgressCallback" if alias and alias.verdict == "same" else ""
+    )
+    if alias is not None and (instead or alias.verdict == "elsewhere"):
+        reading.notes.append(f"{name} has no effect of its own: {instead or alias.why}")
         for option, value in options.items():
             _refuse(reading, name, option, value, "leave it out")
     else:
@@ -43,7 +48,7 @@ def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bo
 def _refuse(reading: Reading, name: str, option: str, value: Any, hint: str = "") -> None:
     alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else suggest("keyword", option, list(_OPTIONS.get(name, ())))) or ""
-    message = f"{name}({option}={repr(value)[:80]}) is not available"
+    message = f"{name}({option}={shown(value)}) is not available"
     reading.refuse("callbacks", hint, value=value, message=message)
 
 
@@ -52,14 +57,22 @@ def _note_or_refuse(reading: Reading, name: str, options: Mapping[str, Any]) -> 
     for option, value in options.items():
         alias = alias_of("inner", f"{name}.{option}")
         if alias is not None and alias.verdict == "elsewhere":
-            reading.notes.append(f"{name}({option}={value!r}): {alias.why}")
+            reading.notes.append(f"{name}({option}={shown(value)}): {alias.why}")
         else:
             _refuse(reading, name, option, value)
 
 
+def _usable(reading: Reading, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options whose values have the right type; the others are violations."""
+    wrong = dict(wrong_options(name, options))
+    for option, expected in wrong.items():
+        _wrong(reading, name, option, options[option], expected)
+    return {option: value for option, value in options.items() if option not in wrong}
+
+
 def _wrong(reading: Reading, name: str, option: str, value: Any, expected: str) -> None:
     reading.refuse(
-        "callbacks", f"expected {expected}", code="FG813", message=f"{name}({option}={value!r})", value=value
+        "callbacks", f"expected {expected}", code="FG813", message=f"{name}({option}={shown(value)})", value=value
     )
 
 
@@ -80,11 +93,11 @@ def _read_model_checkpoint(reading: Reading, options: dict[str, Any]) -> bool:
     }
     _read_folder(reading, options.pop("dirpath", None))
     monitor, mode = options.pop("monitor", None), options.pop("mode", "min")
-    if mode not in ("min", "max"):
+    if not is_one_of(mode, ("min", "max")):
         _wrong(reading, "ModelCheckpoint", "mode", mode, '"min" or "max"')
     keeps_newest = bool(options.pop("save_last", None))
     top = options.pop("save_top_k", 1)
-    if not isinstance(top, int) or isinstance(top, bool) or top < -1:
+    if not isinstance(top, int) or isinstance(top, bool) or not -1 <= top < 2**31:
         _wrong(reading, "ModelCheckpoint", "save_top_k", top, "a whole number from -1")
         top = 1
     when = _interval(reading, options, has_monitor=monitor is not None)
@@ -95,8 +108,8 @@ def _read_model_checkpoint(reading: Reading, options: dict[str, Any]) -> bool:
         reading.notes.append(
             f"ModelCheckpoint(save_top_k={top}) without monitor, which Lightning refuses, keeps the {top} newest ones"
         )
-    shown = ", ".join(f"{name}: {value!r}" for name, value in settings.items())
-    reading.set("callbacks", settings, note=f"ModelCheckpoint is {shown}")
+    written = ", ".join(f"{name}: {shown(value)}" for name, value in settings.items())
+    reading.set("callbacks", settings, note=f"ModelCheckpoint is {written}")
     _note_or_refuse(reading, "ModelCheckpoint", options)
     # The callback makes the names that the user expects, and skips epochs.
     return bool(filename or names or keeps_newest or when.get("every_n_epochs", 1) > 1)
@@ -107,7 +120,9 @@ def _read_folder(reading: Reading, folder: Any) -> None:
         return
     root = reading.settings.pop("output_dir", None)
     if root is not None and root != str(folder):
-        reading.set("default_root_dir", {"logging_dir": root}, note=f"default_root_dir={root!r} is logging_dir")
+        reading.set(
+            "default_root_dir", {"logging_dir": root}, note=f"default_root_dir={shown(root, 300)} is logging_dir"
+        )
     reading.set(
         "callbacks", {"output_dir": str(folder)}, note=f"ModelCheckpoint(dirpath={str(folder)!r}) is output_dir"
     )
@@ -118,7 +133,11 @@ def _interval(reading: Reading, options: dict[str, Any], *, has_monitor: bool) -
     steps, epochs = options.pop("every_n_train_steps", None), options.pop("every_n_epochs", None)
     minutes = options.pop("train_time_interval", None)
     given = {"every_n_train_steps": steps, "every_n_epochs": epochs, "train_time_interval": minutes}
-    given = {name: value for name, value in given.items() if value}
+    given = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not is_one_of(value, (0, datetime.timedelta()))
+    }
     if len(given) > 1:
         message = f"ModelCheckpoint has {', '.join(given)}"
         reading.refuse("callbacks", "keep one of them", code="FG812", message=message)
@@ -128,9 +147,9 @@ def _interval(reading: Reading, options: dict[str, Any], *, has_monitor: bool) -
         _refuse(reading, "ModelCheckpoint", name, value, hint + "check_val_every_n_epoch of the Trainer")
     if steps:
         return {"save_strategy": "steps", "save_steps": steps}
-    if minutes:
+    if minutes is not None:
         seconds = seconds_of(minutes)
-        if seconds is None:
+        if seconds is None or not 0 < seconds <= 10**9:
             _wrong(reading, "ModelCheckpoint", "train_time_interval", minutes, "a timedelta")
             seconds = 60.0
         # The interval in steps never passes, so that only the clock counts.
@@ -147,7 +166,7 @@ def _kept(monitor: str | None, mode: str, top: int, when: Mapping[str, Any], *, 
     settings = {name: value for name, value in when.items() if name != "every_n_epochs"}
     if monitor is None:
         return settings if top == -1 else {**settings, "save_total_limit": max(top, 1)}
-    settings |= {"metric_for_best_model": monitor, "greater_is_better": mode == "max"}
+    settings |= {"metric_for_best_model": monitor, "greater_is_better": is_one_of(mode, ("max",))}
     if top > 0:
         settings["save_top_k"] = top
         # Lightning writes the newest one, too, only if it is asked to.
@@ -165,7 +184,7 @@ def _read_early_stopping(reading: Reading, options: dict[str, Any]) -> bool:
         reading.refuse(
             "callbacks", "name the metric: EarlyStopping(monitor=...)", message="EarlyStopping has no monitor"
         )
-    if options.get("mode", "min") not in ("min", "max"):
+    if not is_one_of(options.get("mode", "min"), ("min", "max")):
         _wrong(reading, "EarlyStopping", "mode", options["mode"], '"min" or "max"')
     once = reading.words.get("val_check_interval", 1.0) == 1.0 and reading.words.get("check_val_every_n_epoch", 1) == 1
     if options.get("check_on_train_epoch_end") and not once:
@@ -184,14 +203,14 @@ def _read_timer(reading: Reading, options: dict[str, Any]) -> bool:
     duration, interval = options.get("duration"), options.get("interval", "step")
     if duration is not None and seconds_of(duration) is None:
         _wrong(reading, "Timer", "duration", duration, '"DD:HH:MM:SS", a timedelta, or a mapping of its arguments')
-    if interval not in ("step", "epoch"):
+    if not is_one_of(interval, ("step", "epoch")):
         _wrong(reading, "Timer", "interval", interval, '"step" or "epoch"')
     return True
 
 
 def _read_accumulation(reading: Reading, options: dict[str, Any]) -> bool:
     scheduling = options.pop("scheduling", None)
-    is_schedule = isinstance(scheduling, Mapping) and all(isinstance(one, int) for one in scheduling)
+    is_schedule = isinstance(scheduling, Mapping) and all(type(one) is int for one in scheduling)
     if not is_schedule or not scheduling:
         _wrong(reading, "GradientAccumulationScheduler", "scheduling", scheduling, "a mapping as {0: 8, 5: 4}")
         return False

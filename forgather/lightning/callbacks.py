@@ -15,10 +15,12 @@ from typing import Any, ClassVar
 
 from forgather.errors import TrainingError, nearest
 from forgather.lightning.durations import seconds_of
+from forgather.lightning.option_rules import wrong_options
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.argument_checks import SettingError
+from forgather.value_text import is_one_of, shown
 
 _log = get_logger(__name__)
 
@@ -92,6 +94,12 @@ class GradientAccumulationScheduler:
     scheduling: Mapping[int, int]
 
 
+def _refuse_wrong_options(name: str, options: Mapping[str, Any]) -> None:
+    for option, expected in wrong_options(name, options):
+        message = f"{name}: {option} is {shown(options[option])}"
+        raise SettingError(message, code="FG813", hint=f"expected {expected}").about(option)
+
+
 class EarlyStopping(TrainerCallback, ExportableState):
     """Ends a run when a metric of the evaluations no longer improves.
 
@@ -130,11 +138,9 @@ class EarlyStopping(TrainerCallback, ExportableState):
         check_on_train_epoch_end: bool | None = None,
         log_rank_zero_only: bool = False,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise SettingError(f"EarlyStopping: mode is {mode!r}", code="FG813", hint='expected "min" or "max"')
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
-            hint = "expected a whole number from 0"
-            raise SettingError(f"EarlyStopping: patience is {patience!r}", code="FG813", hint=hint)
+        _refuse_wrong_options("EarlyStopping", locals())
+        if not is_one_of(mode, ("min", "max")):
+            raise SettingError(f"EarlyStopping: mode is {shown(mode)}", code="FG813", hint='expected "min" or "max"')
         self._options: dict[str, Any] = {
             "monitor": monitor,
             "min_delta": min_delta,
@@ -222,8 +228,9 @@ class LearningRateMonitor(TrainerCallback):
     def __init__(
         self, logging_interval: str | None = None, log_momentum: bool = False, log_weight_decay: bool = False
     ) -> None:
-        if logging_interval not in (None, "step", "epoch"):
-            message = f"LearningRateMonitor: logging_interval is {logging_interval!r}"
+        _refuse_wrong_options("LearningRateMonitor", locals())
+        if logging_interval is not None and not is_one_of(logging_interval, ("step", "epoch")):
+            message = f"LearningRateMonitor: logging_interval is {shown(logging_interval)}"
             raise SettingError(message, code="FG813", hint='expected "step", "epoch" or None')
         for name, value in (("log_momentum", log_momentum), ("log_weight_decay", log_weight_decay)):
             if value:
@@ -254,10 +261,11 @@ class Timer(TrainerCallback, ExportableState):
         self._seconds = seconds_of(duration)
         if duration is not None and self._seconds is None:
             hint = 'expected "DD:HH:MM:SS", a timedelta, or a mapping of its arguments'
-            raise SettingError(f"Timer: duration is {duration!r}", code="FG813", hint=hint)
-        if interval not in ("step", "epoch"):
-            raise SettingError(f"Timer: interval is {interval!r}", code="FG813", hint='expected "step" or "epoch"')
-        self._interval, self._verbose, self._now = interval, verbose, now or time.monotonic
+            raise SettingError(f"Timer: duration is {shown(duration)}", code="FG813", hint=hint)
+        _refuse_wrong_options("Timer", locals())
+        if not is_one_of(interval, ("step", "epoch")):
+            raise SettingError(f"Timer: interval is {shown(interval)}", code="FG813", hint='expected "step" or "epoch"')
+        self._interval, self._verbose, self._now = interval, verbose, time.monotonic if now is None else now
         self._since: float | None = None
         self.elapsed_seconds = 0.0
 

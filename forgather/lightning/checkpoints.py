@@ -20,10 +20,12 @@ from forgather.errors import CheckpointError
 from forgather.lightning.hooks import unsupported
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.lineage import checkpoints_in_order
-from forgather.ml.checkpoint.manifest import MANIFEST, verify
+from forgather.ml.checkpoint.manifest import MANIFEST, malformed_file, read_small_file, verify
+from forgather.ml.checkpoint.pickled_tensors import read_pickled
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.resume import read_progress
+from forgather.value_text import can_be_path, shown
 
 _log = get_logger(__name__)
 M = TypeVar("M", bound=nn.Module)
@@ -64,21 +66,25 @@ def resume_folder(ckpt_path: Any, output_dir: str) -> Any:
     """
     if ckpt_path is None:
         return None
+    if not can_be_path(ckpt_path):
+        raise unsupported(f"ckpt_path={shown(ckpt_path)}", 'give "last", "best" or the folder of a checkpoint')
     if str(ckpt_path) == "last":
         return True
     if str(ckpt_path) == "best":
         return str(best_folder(output_dir))
     if str(ckpt_path) in ("hpc", "registry"):
-        raise unsupported(f"ckpt_path={ckpt_path!r}", 'give "last", "best" or the folder of a checkpoint')
+        raise unsupported(f"ckpt_path={shown(ckpt_path, 300)}", 'give "last", "best" or the folder of a checkpoint')
     if Path(ckpt_path).is_file():
         raise unsupported(
-            f"ckpt_path is the file {str(ckpt_path)!r}, and a run resumes from a folder of ours",
+            f"ckpt_path is the file {shown(str(ckpt_path), 300)}, and a run resumes from a folder of ours",
             "for its weights alone: model = MyModule.load_from_checkpoint(path), and fit without ckpt_path",
         )
     if not Path(ckpt_path).exists() and Path(ckpt_path).name.startswith(("last", "best")):
         word = Path(ckpt_path).name[:4]
         raise CheckpointError(
-            f"there is no {str(ckpt_path)!r}", code="FG601", hint=f'give ckpt_path="{word}" for that of {output_dir}'
+            f"there is no {shown(str(ckpt_path), 300)}",
+            code="FG601",
+            hint=f'give ckpt_path="{word}" for that of {output_dir}',
         )
     return os.fspath(inner_folder(Path(ckpt_path)))
 
@@ -136,16 +142,37 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True, map_loca
         strict: whether the names must be the same.
         map_location: where the tensors of a file are read to.
     """
-    module.load_state_dict(_weights(path, map_location), strict=strict)
+    weights = _weights(path, map_location)
+    try:
+        module.load_state_dict(weights, strict=strict)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"the weights of {str(path)!r} do not fit {type(module).__name__}: {' '.join(str(error).split())[:300]}",
+            code="FG605",
+            hint="make the module with the hyper-parameters of that run, or give strict=False",
+        ) from None
 
 
 def _weights(path: Path, map_location: Any) -> dict[str, Any]:
     if path.is_file():
-        return dict(torch.load(path, map_location=map_location or "cpu", weights_only=True)["state_dict"])
+        found = read_pickled(path, map_location=map_location or "cpu").get("state_dict")
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise malformed_file(path, "it has no state_dict with names")
+        return dict(found)
     folder = inner_folder(path)
     verify(folder)
     with CheckpointReader(folder) as saved:
         return {name: saved.whole(stored) for name, stored in saved.weights.items()} | dict(saved.extra)
+
+
+def _existing(path: Any) -> Path:
+    if not can_be_path(path) or not Path(path).exists():
+        raise CheckpointError(
+            f"there is no checkpoint {shown(path, 300)}",
+            code="FG601",
+            hint="give the folder of a checkpoint, or a file that Lightning wrote",
+        )
+    return Path(path)
 
 
 def load_from_checkpoint(
@@ -168,7 +195,7 @@ def load_from_checkpoint(
     Raises:
         CheckpointError: FG601 to FG604 if it is not an intact checkpoint.
     """
-    path = Path(checkpoint_path)
+    path = _existing(checkpoint_path)
     stored = {**_hyperparameters(path), **given}
     parameters = inspect.signature(kind.__init__).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -180,10 +207,15 @@ def load_from_checkpoint(
 
 def _hyperparameters(path: Path) -> Mapping[str, Any]:
     if path.is_file():
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        return dict(found.get("hyper_parameters") or {})
+        found = read_pickled(path).get("hyper_parameters") or {}
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise malformed_file(path, "its hyper_parameters are no mapping with names")
+        return found
     path = inner_folder(path)
     for file in (path / "custom" / _FILE, path / "custom" / "rank-0" / _FILE):
         if file.is_file():
-            return dict(json.loads(file.read_text(encoding="utf-8"))["hyper_parameters"])
+            try:
+                return dict(json.loads(read_small_file(file))["hyper_parameters"])
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+                raise malformed_file(file, f"{type(error).__name__}: {error!s:.80}") from None
     return {}

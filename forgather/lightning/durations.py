@@ -22,14 +22,17 @@ def seconds_of(duration: Any) -> float | None:
         (43200.0, 3600.0)
     """
     if isinstance(duration, str):
-        match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", duration.strip())
+        match = re.fullmatch(r"([0-9]+):([0-9]{2}):([0-9]{2}):([0-9]{2})", duration.strip())
         if match is None:
             return None
         names = ("days", "hours", "minutes", "seconds")
+        # More digits than Python converts are more days than a timedelta has.
+        if len(match[1]) > 9:
+            return None
         duration = {name: int(part) for name, part in zip(names, match.groups(), strict=True)}
     if isinstance(duration, Mapping):
         try:
             duration = datetime.timedelta(**duration)
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             return None
     return duration.total_seconds() if isinstance(duration, datetime.timedelta) else None

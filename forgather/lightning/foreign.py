@@ -21,6 +21,7 @@ from forgather.lightning.callbacks import (
 )
 from forgather.lightning.strategies import STRATEGIES, changed_options
 from forgather.lightning.trainer_words import Given
+from forgather.value_text import are_equal
 
 _PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 _RECORDS = (*STRATEGIES.values(), ModelCheckpoint, GradientAccumulationScheduler)
@@ -60,7 +61,7 @@ def _is_theirs(kind: type[Any]) -> bool:
 def _callback_options(value: EarlyStopping | LearningRateMonitor | Timer) -> dict[str, Any]:
     options = getattr(value, "_options", {})
     parameters = inspect.signature(type(value)).parameters
-    return {name: given for name, given in options.items() if given != parameters[name].default}
+    return {name: given for name, given in options.items() if not _equal(given, parameters[name].default)}
 
 
 def _options(value: Any) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and bool(value == other)
+    return type(value) is type(other) and are_equal(value, other)
 
 
 def _read_early_stopping(value: Any) -> dict[str, Any]:

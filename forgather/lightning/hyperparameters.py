@@ -14,6 +14,7 @@ from typing import Any
 
 from forgather.errors import nearest
 from forgather.lightning.hooks import unsupported
+from forgather.value_text import shown
 
 
 class AttributeDict(dict[str, Any]):
@@ -61,7 +62,7 @@ class HyperParameters:
         names = [arg for arg in args if isinstance(arg, str)]
         if unknown := [name for name in names if name not in found]:
             raise unsupported(
-                f"save_hyperparameters({unknown[0]!r}): the constructor has no such argument",
+                f"save_hyperparameters({shown(unknown[0])}): the constructor has no such argument",
                 nearest(unknown[0], sorted(found)),
             )
         kept = found if not args else {name: found[name] for name in names}

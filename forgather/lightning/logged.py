@@ -19,6 +19,7 @@ from torch import Tensor
 from forgather.errors import nearest
 from forgather.lightning.hooks import LOGGED, unsupported
 from forgather.ml.log import get_logger
+from forgather.value_text import shown
 
 _log = get_logger(__name__)
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
@@ -328,7 +329,7 @@ def _reduction(given: Any, name: str) -> str:
     found = given.lower() if isinstance(given, str) else getattr(given, "__name__", "")
     if found not in _REDUCTIONS:
         raise unsupported(
-            f"self.log({name!r}, reduce_fx={given!r})",
+            f"self.log({name!r}, reduce_fx={shown(given)})",
             f"one of mean, sum, max, min; {nearest(found, list(_REDUCTIONS))}",
         )
     return _REDUCTIONS[found]

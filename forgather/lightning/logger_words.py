@@ -11,6 +11,7 @@ from typing import Any
 
 from forgather.aliases import alias_of
 from forgather.lightning.trainer_words import TOOL, Given, Reading
+from forgather.value_text import shown
 
 _TRACKERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "TensorBoardLogger": ("tensorboard", {"save_dir": "logging_dir", "name": "run_name"}),
@@ -49,7 +50,7 @@ def read_loggers(reading: Reading, word: str, value: Any) -> None:
             if option in options:
                 settings[options[option]] = given
             else:
-                message = f"{one.name}({option}={repr(given)[:60]}) is not available"
+                message = f"{one.name}({option}={shown(given, 60)}) is not available"
                 hint = f"it has {', '.join(options)} here; {tracker} reads its other settings from its own variables"
                 reading.refuse(word, hint, message=message)
     reading.set(word, {"report_to": names, **settings} if names else {})

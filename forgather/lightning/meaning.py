@@ -14,11 +14,14 @@ from typing import Any
 from forgather.aliases import alias_of
 from forgather.errors import nearest
 from forgather.lightning.callback_words import read_callback
+from forgather.lightning.device_count import LARGEST, device_count, is_whole
 from forgather.lightning.durations import seconds_of
 from forgather.lightning.logger_words import read_loggers
 from forgather.lightning.strategy_words import StrategyMeaning, meaning_of_strategy
 from forgather.lightning.trainer_words import TOOL, Given, Limits, Reading, TrainerWords, shown_value
+from forgather.rule_conditions import misfit
 from forgather.rules import Violation
+from forgather.value_text import are_equal, is_one_of, shown
 
 
 def meaning_of(
@@ -59,17 +62,21 @@ def _read_accumulation(reading: Reading, word: str, value: Any) -> None:
 
 
 def _read_log_interval(reading: Reading, word: str, value: Any) -> None:
-    reading.set(word, {"logging_strategy": "no"} if value == 0 else {"logging_steps": value})
+    reading.set(word, {"logging_strategy": "no"} if is_one_of(value, (0,)) else {"logging_steps": value})
 
 
 def _read_clip_algorithm(reading: Reading, word: str, value: Any) -> None:
-    if value not in ("norm", "value"):
-        reading.refuse(word, 'expected "norm" or "value"', code="FG813", message=f"{word} is {value!r}")
-    if value == "value" and (limit := reading.words.get("gradient_clip_val")):
+    if not is_one_of(value, ("norm", "value")):
+        reading.refuse(word, 'expected "norm" or "value"', code="FG813", message=f"{word} is {shown(value)}")
+    limit: Any = reading.words.get("gradient_clip_val")
+    is_number = misfit(limit, {"type": "number"}) is None
+    if are_equal(value, "value") and is_number and limit > 0:
         # Clipping by the norm is off; the loop of the module clips each number.
         reading.settings["max_grad_norm"] = 0.0
         reading.rest["clip_value"] = float(limit)
-        reading.notes.append(f"gradient_clip_val={limit!r} is the largest absolute value of a number in the gradients")
+        reading.notes.append(
+            f"gradient_clip_val={shown(limit)} is the largest absolute value of a number in the gradients"
+        )
 
 
 def _read_limit(reading: Reading, word: str, value: Any) -> None:
@@ -78,30 +85,30 @@ def _read_limit(reading: Reading, word: str, value: Any) -> None:
         reading.refuse(word, "give a number of training batches, or a fraction of an epoch")
     elif word == "val_check_interval" and value == 0 and isinstance(value, int):
         reading.refuse(word, "limit_val_batches: 0 turns validation off", code="FG813", message=f"{word} is 0")
-    elif not is_number or value < 0 or (isinstance(value, float) and value > 1):
+    elif not is_number or not 0 <= value <= (1 if isinstance(value, float) else LARGEST):
         hint = "expected a number of batches, or a fraction from 0.0 to 1.0"
-        if word != "num_sanity_val_steps" or value != -1:
-            reading.refuse(word, hint, code="FG813", message=f"{word} is {value!r}")
+        if word != "num_sanity_val_steps" or not is_one_of(value, (-1,)):
+            reading.refuse(word, hint, code="FG813", message=f"{word} is {shown(value)}")
     reading.limits[word] = value
 
 
 def _read_validation_epochs(reading: Reading, word: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        reading.refuse(word, "expected a whole number from 1", code="FG813", message=f"{word} is {value!r}")
+    if not is_whole(value, 1):
+        reading.refuse(word, "expected a whole number from 1", code="FG813", message=f"{word} is {shown(value)}")
     reading.limits[word] = value
 
 
 def _read_fast_dev_run(reading: Reading, word: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 0:
-        reading.refuse(word, "expected true, or a number of batches", code="FG813", message=f"{word} is {value!r}")
+    if not isinstance(value, bool) and not is_whole(value, 0):
+        reading.refuse(word, "expected true, or a number of batches", code="FG813", message=f"{word} is {shown(value)}")
         return
     reading.limits[word] = value
 
 
 def _read_length(reading: Reading, word: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+    if not is_whole(value, -1):
         reading.refuse(
-            word, "expected a whole number, or -1 for no limit", code="FG813", message=f"{word} is {value!r}"
+            word, "expected a whole number, or -1 for no limit", code="FG813", message=f"{word} is {shown(value)}"
         )
         return
     reading.limits[word] = value
@@ -111,24 +118,28 @@ def _read_max_time(reading: Reading, word: str, value: Any) -> None:
     seconds = seconds_of(value)
     if seconds is None:
         hint = 'expected "DD:HH:MM:SS", a timedelta, or a mapping of its arguments'
-        reading.refuse(word, hint, code="FG813", message=f"{word} is {value!r}")
+        reading.refuse(word, hint, code="FG813", message=f"{word} is {shown(value)}")
         return
     reading.rest["max_seconds"] = seconds
-    reading.notes.append(f"{word}={value!r} ends the run after {seconds:g} seconds, at the end of an optimizer step")
+    reading.notes.append(
+        f"{word}={shown(value)} ends the run after {seconds:g} seconds, at the end of an optimizer step"
+    )
 
 
 def _read_switch(reading: Reading, word: str, value: Any) -> None:
     allowed = (True, False, "warn") if word == "deterministic" else (True, False)
-    if value not in allowed:
+    if not is_one_of(value, allowed):
         hint = f"expected {', '.join(map(repr, allowed))}"
-        reading.refuse(word, hint, code="FG813", message=f"{word} is {value!r}")
+        reading.refuse(word, hint, code="FG813", message=f"{word} is {shown(value)}")
         return
     reading.rest.setdefault("switches", {})[word] = value
-    reading.notes.append(f"{word}={value!r} is set in torch for the time of the run")
+    reading.notes.append(f"{word}={shown(value)} is set in torch for the time of the run")
 
 
 def _read_progress(reading: Reading, word: str, value: Any) -> None:
-    reading.rest["shows_progress"] = bool(value)
+    if not isinstance(value, bool):
+        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {shown(value)}")
+    reading.rest["shows_progress"] = value is True
 
 
 # objects
@@ -146,7 +157,7 @@ def _read_callbacks(reading: Reading, word: str, value: Any) -> None:
 def _read_plugins(reading: Reading, word: str, value: Any) -> None:
     every = list(value) if isinstance(value, Sequence) and not isinstance(value, Given | str) else [value]
     for one in every:
-        name = one.name if isinstance(one, Given) else str(one)
+        name = one.name if isinstance(one, Given) else shown(one, 60)
         alias = alias_of("constructor", f"*:{name}", TOOL)
         if name == "AsyncCheckpointIO":
             reading.set(word, {"async_save": True})
@@ -176,13 +187,13 @@ def _read_strategy(reading: Reading, word: str, value: Any) -> None:
         found = StrategyMeaning(_kind(value), dict(meant))
     else:
         hint = "expected the name of a strategy, or a DDPStrategy, FSDPStrategy or DeepSpeedStrategy"
-        reading.refuse(word, hint, code="FG813", message=f"{word} is {repr(value)[:80]}")
+        reading.refuse(word, hint, code="FG813", message=f"{word} is {shown(value)}")
         return
     reading.rest["strategy"] = found.strategy
-    shown = value if isinstance(value, str) else f"{value.name}(...)"
+    written = value if isinstance(value, str) else f"{value.name}(...)"
     meant_by = ", ".join(f"{name}: {shown_value(setting)}" for name, setting in found.settings.items())
     trainer = "by the number of processes" if found.strategy == "auto" else f"the {found.strategy} strategy"
-    reading.set(word, found.settings, note=f"{word}={shown} is {trainer}{': ' if meant_by else ''}{meant_by}")
+    reading.set(word, found.settings, note=f"{word}={written} is {trainer}{': ' if meant_by else ''}{meant_by}")
     reading.notes += found.notes
     reading.violations += found.violations
     if found.group:
@@ -199,48 +210,33 @@ def _kind(name: str) -> str:
 
 
 def _read_devices(reading: Reading, word: str, value: Any) -> None:
-    count = _device_count(reading, value)
+    count = device_count(value)
     if count is None:
         hint = "give their number, and choose them by the variable CUDA_VISIBLE_DEVICES"
         reading.refuse(word, hint)
         return
-    if isinstance(count, int) and count < 1:
-        reading.refuse(word, "expected a number of processes from 1", code="FG813", message=f"{word} is {value!r}")
+    if isinstance(count, int) and not is_whole(count, 1):
+        reading.refuse(word, "expected a number of processes from 1", code="FG813", message=f"{word} is {shown(value)}")
         return
     if isinstance(count, int):
         reading.rest["processes_per_node"] = count
 
 
-def _device_count(reading: Reading, value: Any) -> int | str | None:
-    """Returns the number of devices that `devices` means, "auto" if all, None if particular devices are chosen."""
-    if isinstance(value, str) and "," in value:
-        value = [int(part) for part in value.split(",") if part.strip().lstrip("-").isdigit()]
-    if isinstance(value, str) and value.strip().lstrip("-").isdigit():
-        value = int(value)
-    if value in ("auto", -1, [-1]):
-        return "auto"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(one, int) for one in value):
-        # The first ones are those that as many processes use anyway.
-        return len(value) if sorted(value) == list(range(len(value))) and value else None
-    return None
-
-
 def _read_num_nodes(reading: Reading, word: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        reading.refuse(word, "expected a whole number from 1", code="FG813", message=f"{word} is {value!r}")
+    if not is_whole(value, 1):
+        reading.refuse(word, "expected a whole number from 1", code="FG813", message=f"{word} is {shown(value)}")
 
 
 def _read_processes(reading: Reading) -> None:
     """Chooses the trainer, and counts the processes: Lightning's `devices` are those of one machine."""
     words, rest = reading.words, reading.rest
-    accelerator = str(words.get("accelerator", "auto"))
+    accelerator = words.get("accelerator", "auto")
+    accelerator = accelerator if isinstance(accelerator, str) else "auto"
     per_node = rest.get("processes_per_node")
     if per_node is None and reading.count_devices is not None:
         per_node = reading.count_devices(accelerator)
     nodes = words.get("num_nodes", 1)
-    total = per_node * nodes if per_node is not None and isinstance(nodes, int) else None
+    total = per_node * nodes if per_node is not None and is_whole(nodes, 1) else None
     strategy = rest.get("strategy", "auto")
     if strategy == "auto":
         strategy = "ddp" if total is not None and total > 1 else "single"
@@ -264,14 +260,14 @@ def _read_processes(reading: Reading) -> None:
 def _read_without_effect(reading: Reading, word: str, value: Any) -> None:
     alias = alias_of("setting", word, TOOL)
     if not isinstance(value, bool):
-        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {value!r}")
+        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {shown(value)}")
     elif alias is not None:
         reading.notes.append(f"{word}={value} has no effect of its own: {alias.why}")
 
 
 def _read_sampler(reading: Reading, word: str, value: Any) -> None:
     if not isinstance(value, bool):
-        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {value!r}")
+        reading.refuse(word, "expected true or false", code="FG813", message=f"{word} is {shown(value)}")
         return
     reading.rest["replaces_samplers"] = value
     whose = "a sampler of its own rows, in place of the loader's" if value else "the sampler of the loader as it is"
@@ -346,9 +342,9 @@ def _add_defaults(reading: Reading) -> None:
     if "logging_strategy" in given:
         added.pop("logging_steps", None)
     given |= added
-    shown = ", ".join(f"{name}: {shown_value(value)}" for name, value in added.items())
-    if shown:
-        reading.notes.append(f"not given, so Lightning's defaults: {shown}")
+    written = ", ".join(f"{name}: {shown_value(value)}" for name, value in added.items())
+    if written:
+        reading.notes.append(f"not given, so Lightning's defaults: {written}")
 
 
 _READERS: Mapping[str, Callable[[Reading, str, Any], None]] = {

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forgather.errors import nearest
 from forgather.lightning.hooks import unsupported
+from forgather.value_text import shown
 
 _KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
 
@@ -44,7 +45,9 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         self.reduce_on_plateau = self.reduce_on_plateau or isinstance(self.scheduler, ReduceLROnPlateau)
         if self.interval not in ("step", "epoch"):
-            raise unsupported(f"the interval of a learning rate schedule is {self.interval!r}", 'use "step" or "epoch"')
+            raise unsupported(
+                f"the interval of a learning rate schedule is {shown(self.interval)}", 'use "step" or "epoch"'
+            )
         if self.reduce_on_plateau and self.monitor is None:
             raise unsupported(
                 "configure_optimizers returns ReduceLROnPlateau without monitor",
@@ -70,7 +73,7 @@ def read_optimizers(found: Any) -> tuple[Optimizer, list[ScheduleConfig]]:
     monitor = None
     if isinstance(found, Mapping):
         if extra := sorted(set(found) - {"optimizer", "lr_scheduler", "monitor"}):
-            raise unsupported(f"configure_optimizers returns {extra[0]!r}", nearest(extra[0], ["lr_scheduler"]))
+            raise unsupported(f"configure_optimizers returns {shown(extra[0])}", nearest(extra[0], ["lr_scheduler"]))
         schedules, monitor = found.get("lr_scheduler") or [], found.get("monitor")
         found = found.get("optimizer")
     elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
@@ -93,7 +96,7 @@ def read_optimizers(found: Any) -> tuple[Optimizer, list[ScheduleConfig]]:
 def _config(found: Any, monitor: str | None, optimizer: Optimizer) -> ScheduleConfig:
     given = dict(found) if isinstance(found, Mapping) else {"scheduler": found}
     if extra := [name for name in given if name not in _KEYS]:
-        raise unsupported(f"a learning rate schedule has the key {extra[0]!r}", nearest(extra[0], _KEYS))
+        raise unsupported(f"a learning rate schedule has the key {shown(extra[0])}", nearest(extra[0], _KEYS))
     if "scheduler" not in given:
         raise unsupported("a learning rate schedule has no key 'scheduler'", "give the schedule itself")
     # Lightning takes the outer monitor for a schedule without keys of its own only.

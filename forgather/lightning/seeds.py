@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import numpy as np
 import torch
 
 from forgather.ml.trainer.argument_checks import SettingError
+from forgather.value_text import shown
 
 SEED = "PL_GLOBAL_SEED"
 """The variable with the seed."""
@@ -31,11 +33,15 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         SettingError: FG813 if the seed is not a whole number from 0 to 2**32 - 1.
     """
     given = os.environ.get(SEED, "0") if seed is None else seed
-    if isinstance(given, bool) or not str(given).isdigit() or int(given) > _LARGEST:
+    is_text = isinstance(given, str) and re.fullmatch(r"[0-9]{1,10}", given)
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    if not (is_text or is_number) or not 0 <= int(given) <= _LARGEST:
         hint = f"expected a whole number from 0 to {_LARGEST}"
-        raise SettingError(f"seed_everything: seed is {given!r}", code="FG813", hint=hint)
+        raise SettingError(f"seed_everything: seed is {shown(given)}", code="FG813", hint=hint)
+    if not isinstance(workers, bool | int):
+        raise SettingError(f"seed_everything: workers is {shown(workers)}", code="FG813", hint="expected true or false")
     found = int(given)
-    os.environ[SEED], os.environ[_WORKERS] = str(found), str(int(workers))
+    os.environ[SEED], os.environ[_WORKERS] = str(found), str(int(bool(workers)))
     random.seed(found)
     # Libraries draw from NumPy's global generator.
     np.random.seed(found)
@@ -46,4 +52,4 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 def given_seed() -> int | None:
     """Returns the seed that `seed_everything` has set, ours or Lightning's; None if it was not called."""
     found = os.environ.get(SEED)
-    return int(found) if found is not None and found.isdigit() else None
+    return int(found) if found is not None and re.fullmatch(r"[0-9]{1,10}", found) else None

@@ -25,6 +25,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.run import Run
 from forgather.ml.types import Update, Window
+from forgather.value_text import shown
 
 _log = get_logger(__name__)
 
@@ -384,6 +385,6 @@ def loss_of(output: Any, scene: Scene) -> Tensor | None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        kind = f"a {type(output).__name__} without a loss" if isinstance(output, Mapping) else f"{output!r:.60}"
+        kind = f"a {type(output).__name__} without a loss" if isinstance(output, Mapping) else f"{shown(output, 60)}"
         raise unsupported(f"training_step returned {kind}", "return a tensor with one element, or {'loss': ...}")
     return loss.reshape(())

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forgather.value_text import are_equal
+
 
 @dataclass(frozen=True, kw_only=True)
 class DDPStrategy:
@@ -185,4 +187,4 @@ def changed_options(options: Any) -> dict[str, Any]:
 
 def _equal(value: Any, default: Any) -> bool:
     # `is` first: a policy or a tensor need not compare to a bool.
-    return value is default or (type(value) is type(default) and bool(value == default))
+    return type(value) is type(default) and are_equal(value, default)

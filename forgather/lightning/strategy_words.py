@@ -14,8 +14,10 @@ from typing import Any
 
 from forgather.aliases import alias_of, suggest
 from forgather.lightning.durations import seconds_of
+from forgather.lightning.option_rules import wrong_options
 from forgather.lightning.strategies import STRATEGIES
 from forgather.rules import Violation
+from forgather.value_text import are_equal, shown
 
 
 @dataclass(slots=True)
@@ -56,8 +58,13 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
     for option in list(rest):
         if option not in known and alias_of("inner", f"{name}.{option}") is None:
             hint = suggest("keyword", option, list(known))
-            found.violations.append(Violation("FG810", f"{name} has no option {option!r}", f"strategy.{option}", hint))
+            found.violations.append(
+                Violation("FG810", f"{name} has no option {shown(option)}", f"strategy.{option}", hint)
+            )
             del rest[option]
+    for option, expected in wrong_options(name, rest):
+        message = f"{name}({option}={shown(rest.pop(option))})"
+        found.violations.append(Violation("FG813", message, f"strategy.{option}", f"expected {expected}"))
     _read_group(found, rest)
     _READERS[name](found, rest)
     for option, value in rest.items():
@@ -71,7 +78,7 @@ def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
     if alias is not None and alias.verdict == "same":
         found.settings[alias.name] = value
     elif alias is not None and alias.verdict == "elsewhere":
-        found.notes.append(f"{name}({option}={value!r}) has no effect of its own: {alias.why}")
+        found.notes.append(f"{name}({option}={shown(value)}) has no effect of its own: {alias.why}")
     else:
         _refuse(found, name, option, value)
 
@@ -79,7 +86,7 @@ def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
 def _refuse(found: StrategyMeaning, name: str, option: str, value: Any, hint: str = "") -> None:
     alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else "")
-    message = f"{name}({option}={repr(value)[:80]}) is not available"
+    message = f"{name}({option}={shown(value)}) is not available"
     found.violations.append(Violation("FG811", message, f"strategy.{option}", hint or None, found=value))
 
 
@@ -104,15 +111,24 @@ def _read_ddp(found: StrategyMeaning, options: dict[str, Any]) -> None:
 
 def _read_fsdp(found: StrategyMeaning, options: dict[str, Any]) -> None:
     sharding = options.pop("sharding_strategy", "FULL_SHARD")
-    sharding = str(getattr(sharding, "name", sharding)).upper()
+    sharding = getattr(sharding, "name", sharding)
+    sharding = sharding.upper() if isinstance(sharding, str) else shown(sharding)
     config: dict[str, Any] = {}
     if sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"):
         _refuse(found, "FSDPStrategy", "sharding_strategy", sharding)
     found.settings["fsdp"] = sharding.lower()
-    if options.pop("cpu_offload", None):
+    offload = options.pop("cpu_offload", None)
+    if offload is not None and not isinstance(offload, bool) and not hasattr(offload, "offload_params"):
+        _refuse(found, "FSDPStrategy", "cpu_offload", offload, "expected true or false")
+    elif getattr(offload, "offload_params", offload):
         config["cpu_offload"] = True
     mesh = options.pop("device_mesh", None)
-    if isinstance(mesh, tuple | list) and len(mesh) == 2 and sharding == "HYBRID_SHARD":
+    if (
+        isinstance(mesh, tuple | list)
+        and len(mesh) == 2
+        and all(type(size) is int for size in mesh)
+        and sharding == "HYBRID_SHARD"
+    ):
         config["shard_size"] = int(mesh[1])
     elif mesh is not None:
         _refuse(found, "FSDPStrategy", "device_mesh", mesh)
@@ -252,7 +268,7 @@ def _read_deepspeed(found: StrategyMeaning, options: dict[str, Any]) -> None:
         name, value = next(iter(scaling.items()))
         _refuse(found, "DeepSpeedStrategy", name, value, "write it into the section fp16 of the config")
     rows = options.pop("logging_batch_size_per_gpu", "auto")
-    if rows != "auto":
+    if not are_equal(rows, "auto"):
         _refuse(found, "DeepSpeedStrategy", "logging_batch_size_per_gpu", rows)
 
 

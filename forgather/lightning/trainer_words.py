@@ -10,6 +10,7 @@ from forgather.aliases import alias_of
 from forgather.errors import TrainingError
 from forgather.rules import Violation, shipped_rules
 from forgather.translation import translate
+from forgather.value_text import are_equal, shown
 
 TOOL = "lightning"
 TRAINER = "forgather.lightning:Trainer"
@@ -141,13 +142,13 @@ class Reading:
             note: the line about it; by default, one that names value and settings.
         """
         for name, value in settings.items():
-            if name in self.settings and self.settings[name] != value:
+            if name in self.settings and not are_equal(self.settings[name], value):
                 message = f"{word!r} and {self.origins[name]!r} both set {name!r}"
                 self.violations.append(Violation("FG812", message, word, "keep one of them"))
             self.settings[name] = value
             self.origins[name] = word
-        shown = ", ".join(f"{name}: {shown_value(value)}" for name, value in settings.items())
-        self.notes.append(note or f"{word}={self.words.get(word)!r} is {shown or 'the default'}")
+        written = ", ".join(f"{name}: {shown_value(value)}" for name, value in settings.items())
+        self.notes.append(note or f"{word}={shown(self.words.get(word))} is {written or 'the default'}")
 
     def refuse(
         self, word: str, hint: str, *, value: Any = None, code: str = "FG811", message: str | None = None
@@ -162,13 +163,13 @@ class Reading:
             message: what was found; by default, the word and its value.
         """
         value = self.words.get(word) if value is None else value
-        message = message or f"{word}={repr(value)[:80]} of Lightning is not available"
+        message = message or f"{word}={shown(value)} of Lightning is not available"
         self.violations.append(Violation(code, message, word, hint, found=value))
 
 
 def shown_value(value: Any) -> str:
     """Returns a value as a note shows it, cut if it is long."""
-    return repr(value)[:120]
+    return shown(value, 120)
 
 
 def refuse_class(name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.rules import Violation
+from forgather.value_text import is_one_of, shown
 
 __all__ = ["TrainerWords", "read_words"]
 
@@ -65,7 +65,7 @@ def read_words(**words: Any) -> TrainerWords:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list | tuple):
         return [given_of(one) or one for one in value]
     return given_of(value) or value
 
@@ -91,9 +91,9 @@ def _count_devices(accelerator: str) -> int:
 
 
 def _missing_devices(accelerator: Any) -> list[Violation]:
-    if accelerator not in ("gpu", "cuda") or torch.accelerator.is_available():
+    if not is_one_of(accelerator, ("gpu", "cuda")) or torch.accelerator.is_available():
         return []
-    message = f"accelerator={accelerator!r}, and this machine has no GPU"
+    message = f"accelerator={shown(accelerator)}, and this machine has no GPU"
     hint = 'write accelerator="auto" to train on what there is, or accelerator="cpu"'
     return [Violation("FG811", message, "accelerator", hint, found=accelerator)]
 

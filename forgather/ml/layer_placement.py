@@ -14,6 +14,7 @@ from accelerate import dispatch_model
 from torch import nn
 
 from forgather.errors import TrainingError
+from forgather.value_text import shown
 
 
 def place_layers(model: nn.Module, devices: Sequence[int | str]) -> nn.Module:
@@ -84,16 +85,18 @@ def _bytes(part: nn.Module | nn.Parameter) -> int:
 def _device(device: int | str) -> torch.device:
     available = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     kind = torch.accelerator.current_accelerator() if available else None
-    if isinstance(device, int) and not isinstance(device, bool):
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 1024:
         found = torch.device(kind.type if kind is not None else "cuda", device)
     else:
         try:
-            found = torch.device(str(device))
-        except RuntimeError:
-            raise _unusable(f"devices has {device!r}", "give numbers of accelerators, or names such as 'cpu'") from None
+            found = torch.device(device if isinstance(device, str) else shown(device))
+        except (RuntimeError, ValueError):
+            raise _unusable(
+                f"devices has {shown(device)}", "give numbers of accelerators, or names such as 'cpu'"
+            ) from None
     if found.type != "cpu" and (found.index or 0) >= available:
         has = f"this machine has {available} accelerators" if available else "this machine has no accelerator"
-        raise _unusable(f"devices has {device!r}, and {has}", "give devices=['cpu'], or devices that exist")
+        raise _unusable(f"devices has {shown(device)}, and {has}", "give devices=['cpu'], or devices that exist")
     return found
 
 

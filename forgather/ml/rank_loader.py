@@ -65,7 +65,7 @@ class RankLoader:
         share = RankShare(batch_size, facts.rank, facts.world_size)
         order = seed if shuffle else None
         self.sampler = EpochBatchSampler(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=False)
-        collate = collate_fn or default_collate(None)
+        collate = default_collate(None) if collate_fn is None else collate_fn
         self._loader = DataLoader(dataset, batch_sampler=self.sampler, collate_fn=collate, **loading)
 
     def __len__(self) -> int:

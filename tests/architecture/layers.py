@@ -8,12 +8,15 @@ and to `forgather.ml` in the second one.
 
 CONFIGURATION = """
 foundation:
-    accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
+    bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
+    rule_conditions
+    accumulation
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt parameter_settings requirements
     rules
-    lightning.durations lightning.strategies run_control translation
+    lightning.device_count lightning.durations lightning.strategies run_control translation
+    lightning.option_rules
     lightning.strategy_words lightning.trainer_words
     lightning.callback_words lightning.logger_words
     lightning.meaning
@@ -153,6 +156,7 @@ sweeps:
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
 scripts:
+    distributed.arguments
     distributed.notebook distributed.script_config
     distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
     distributed.parallel distributed.script_parts
@@ -223,7 +227,7 @@ checkpoints:
     checkpoint.files checkpoint.rng checkpoint.storage
     checkpoint.manifest
     checkpoint.averaged_weights checkpoint.checkpoint_dir
-    checkpoint.lineage checkpoint.model_folder checkpoint.state
+    checkpoint.lineage checkpoint.model_folder checkpoint.pickled_tensors checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
     checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:

@@ -9,8 +9,6 @@ of a class and is never read.
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forgather.errors import CheckpointError, first_line
+from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.files import ADAPTER, TRAINER_STATE, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.manifest import is_regular, malformed_file, missing_file, read_small_file
+from forgather.ml.checkpoint.pickled_tensors import read_pickled
 from forgather.ml.checkpoint.state import read_tensors
 
 _OPTIMIZERS, _SCHEDULE, _SCALER = ("optimizer.pt", "optimizer.bin"), "scheduler.pt", "scaler.pt"
@@ -97,8 +96,8 @@ class TransformersFolder:
             return []
         try:
             placed = json.loads(read_small_file(self.folder / WEIGHTS_INDEX))["weight_map"]
-            files = sorted(set(placed.values()))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            files = sorted({f"{name}" if isinstance(name, str) else "/" for name in placed.values()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise malformed_file(self.folder / WEIGHTS_INDEX, f"{type(error).__name__}: {error!s:.80}") from None
         if outside := next((name for name in files if Path(name).name != name), None):
             raise malformed_file(self.folder / WEIGHTS_INDEX, f"it names {outside!r:.80}, which is another folder's")
@@ -170,22 +169,11 @@ class TransformersFolder:
     def _mapping(self, name: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
         file = self.folder / name
         _refuse_special(file)
-        try:
-            with torch.serialization.safe_globals(_NUMPY):  # what the random states of NumPy need, and no more
-                found = torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                f"{str(file)!r} holds more than tensors and plain values, and is not loaded: it could run code "
-                f"({first_line(error)[:80]})",
-                code="FG615",
-                hint="resume without it, if you can: allow_missing names the parts; or continue with the program that "
-                "wrote it",
-            ) from None
-        except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError) as error:
-            raise malformed_file(file, f"{type(error).__name__}: {first_line(error)[:80]}") from None
-        if not isinstance(found, Mapping) or any(key not in found for key in needed):
-            raise malformed_file(file, f"it has no {' and '.join(needed) or 'mapping'}")
-        return dict(found)
+        with torch.serialization.safe_globals(_NUMPY):  # what the random states of NumPy need, and no more
+            found = read_pickled(file)
+        if any(key not in found for key in needed):
+            raise malformed_file(file, f"it has no {' and '.join(needed)}")
+        return found
 
 
 def _refuse_special(file: Path) -> None:

@@ -30,6 +30,7 @@ from forgather.ml.strategy.deepspeed_settings import (
     value_of,
 )
 from forgather.source import Span
+from forgather.value_text import shown
 
 DEFAULT_STAGE = 2
 
@@ -97,11 +98,14 @@ def unknown_settings(asked: Any) -> list[Diagnostic]:
 def _read(asked: Any) -> ZeroConfig:
     if isinstance(asked, Mapping):
         # A copy: the config is filled in below, and the mapping belongs to the user's arguments.
-        return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
+        try:
+            return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
+        except RecursionError:
+            raise _unusable("deepspeed is nested too deeply", None) from None
     if asked == AUTO or asked is True:
         return ZeroConfig(config={}, source='deepspeed: "auto"')
     if not isinstance(asked, str):
-        raise _unusable(f"deepspeed is {asked!r:.80}", None, 'give "auto", the path of a JSON file, or a mapping')
+        raise _unusable(f"deepspeed is {shown(asked)}", None, 'give "auto", the path of a JSON file, or a mapping')
     path = Path(asked).expanduser().absolute()
     text = _read_text(path, asked)
     try:
@@ -264,7 +268,7 @@ def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:
     inside = f" in {unknown.section}" if sections else ""
     return Diagnostic(
         code="FG741",
-        message=f"DeepSpeed has no setting {key!r}{inside}",
+        message=f"DeepSpeed has no setting {shown(key)}{inside}",
         span=found.line_of(*unknown.keys),
         hint=unknown.hint,
     )

@@ -18,6 +18,7 @@ from forgather.errors import Diagnostic, DistributedError
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.translation import Translation, translate_inside
+from forgather.value_text import can_be_path, shown
 
 _log = get_logger(__name__)
 
@@ -110,10 +111,12 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def _read(file: str) -> dict[str, Any]:
+    if not can_be_path(file):
+        raise _refused(f"accelerate_config is {shown(file)}", "give the path of a file of `accelerate config`")
     try:
         # Accelerate reads its file with the same library.
         found = yaml.load(bounded.read_text(file, _MOST_BYTES), Loader=_UniqueKeys)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "problem", None) or error
         raise _refused(
             f"accelerate_config {file!r} cannot be read: {reason}", "give a file of `accelerate config`"
@@ -213,7 +216,9 @@ def _place(settings: dict[str, Any], path: str, value: Any, where: str, defaults
 
 
 def _differs(where: str, value: Any, path: str, present: Any) -> SettingError:
-    return _refused(f"{where} is {value!r}, and {path} is {present!r}", "keep one of them", where.partition(".")[0])
+    return _refused(
+        f"{where} is {shown(value)}, and {path} is {present!r}", "keep one of them", where.partition(".")[0]
+    )
 
 
 def _refused(message: str, hint: str, about: str = "accelerate_config") -> SettingError:

@@ -26,6 +26,7 @@ from forgather.ml.run_dir import own_run_folder
 from forgather.ml.trainer import argument_checks
 from forgather.rule_conditions import UNKNOWN
 from forgather.rules import Rules
+from forgather.value_text import can_be_path
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
@@ -286,7 +287,7 @@ class TrainingArguments:
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         if output_dir is not None:
-            is_path = isinstance(output_dir, str | os.PathLike)
+            is_path = can_be_path(output_dir)
             # Only a path is expanded: any other type must reach the rules, whose error names it.
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)

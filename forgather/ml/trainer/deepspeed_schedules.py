@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from forgather.errors import TrainingError, nearest
+from forgather.value_text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ def _check(kind: str, name: str, value: Any) -> None:
     elif value is ...:
         message, hint = f"{kind} needs {name}", f"write {name} in params of the scheduler"
     elif name == "warmup_type":
-        message, hint = f"warmup_type is {value!r}", "write log or linear"
+        message, hint = f"warmup_type is {shown(value)}", "write log or linear"
         is_number = value in ("log", "linear")
     else:
-        message, hint = f"{name} of {kind} is {value!r}", "write one number, for all groups of weights"
+        message, hint = f"{name} of {kind} is {shown(value)}", "write one number, for all groups of weights"
         is_number |= value is None and defaults[name] is None
     if name not in defaults or not is_number:
         raise TrainingError(message, code="FG744", hint=hint).about("args.deepspeed")

@@ -62,6 +62,7 @@ from forgather.ml.trainer.rate_change import LEARNING_RATE, change_rates
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep
 from forgather.ml.trainer.weight_average import WeightAverage
+from forgather.value_text import can_be_path, shown
 
 _log = get_logger(__name__)
 
@@ -496,6 +497,10 @@ def resolve_resume(
     """
     if request is None or request is False:
         return None
+    if request is not True and not can_be_path(request):
+        raise CheckpointError(
+            f"resume_from_checkpoint is {shown(request)}", code="FG601", hint='give true, "auto" or a folder'
+        )
     if request is not True and str(request) != "auto":
         folder = Path(request).expanduser()
         if is_of_transformers(folder):

@@ -23,7 +23,7 @@ from forgather.interventions import from_dict
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.files import CONFIG, DATA, METER, OPTIMIZER, PROGRESS, SCHEDULE
 from forgather.ml.checkpoint.lineage import Origin
-from forgather.ml.checkpoint.manifest import read_manifest, read_small_file
+from forgather.ml.checkpoint.manifest import malformed_file, read_manifest, read_small_file
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.checkpoint_parts import checked_numbers, restoring
@@ -99,9 +99,10 @@ class Meanings:
             allowed: the kinds of changes that the user allowed: "tokenizer", "labels", "model"; None if nothing asks.
 
         Raises:
-            CheckpointError: FG613 if there is a difference.
+            CheckpointError: FG613 if there is a difference; FG611 if a file that describes the model is damaged.
         """
         theirs = _descriptions(folder, sorted(file.name for file in folder.iterdir()))
+        _refuse_damaged(folder, theirs)
         written_by = _table(theirs[CONFIG]).get("transformers_version") if CONFIG in theirs else None
         changed = self.changes(theirs, {}, written_by=written_by)
         changed = {what: how for what, how in changed.items() if what not in (allowed or ())}
@@ -331,6 +332,14 @@ def _agree(one: Any, other: Any) -> bool:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _refuse_damaged(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name in sorted(name for name in files if name.endswith(".json")):
+        try:
+            _table(files[name])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise malformed_file(folder / name, f"{type(error).__name__}: {error!s:.80}") from None
 
 
 def _table(content: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from forgather.ml.checkpoint.saved_model import HeldWeights, read_saved_model
 from forgather.ml.checkpoint.state import identity_of
 from forgather.ml.checkpoint.transformers_folder import TransformersFolder
 from forgather.ml.strategy.state import LAYOUT_KEYS
+from forgather.value_text import shown
 
 # As in `transformers.Trainer.get_decay_parameter_names`, which needs a trainer.
 _NO_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -105,8 +106,9 @@ def optimizer_by_name(
 
     Raises:
         CheckpointError: FG616 if no order that transformers makes fits the numbers and shapes, or if the state is that
-            of another optimizer.
+            of another optimizer, or has another form than torch writes.
     """
+    _refuse_other_form(state, folder)
     saved = state["param_groups"]
     own = {name for group in groups[:1] for name in group if name not in ("params", "initial_lr", *LAYOUT_KEYS)}
     for group in saved:
@@ -136,6 +138,23 @@ def optimizer_by_name(
             }
     sizes = " and ".join(str(len(group)) for group in numbers)
     raise _unmatched(folder, f"its groups of {sizes} weights are not those that transformers makes of this model")
+
+
+def _refuse_other_form(state: Mapping[str, Any], folder: Path) -> None:
+    """Raises FG616 for a state that is not built as torch builds it: an optimizer would fail in its first step."""
+    groups, entries = state["param_groups"], state["state"]
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        raise _unmatched(folder, "its groups are no list of mappings")
+    numbers = [group.get("params") for group in groups]
+    if not all(isinstance(one, list) and all(type(number) is int for number in one) for one in numbers):
+        raise _unmatched(folder, "a group has no list of the numbers of its weights")
+    if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
+        raise _unmatched(folder, "the state of a weight is no mapping")
+    for number, entry in entries.items():
+        wrong = [key for key in _LIKE_WEIGHTS if entry.get(key) is not None and not isinstance(entry[key], Tensor)]
+        wrong += [key for key in ("exp_avg", "exp_avg_sq") if key in entry and entry[key] is None]
+        if wrong:
+            raise _unmatched(folder, f"{wrong[0]} of weight {shown(number)} is {shown(entry[wrong[0]])}, and no tensor")
 
 
 def _orders(model: nn.Module) -> Iterator[list[list[str]]]:

@@ -37,6 +37,8 @@ from forgather.ml.trainer.resume import (
 )
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.transformers_reader import TransformersReader, optimizer_by_name, weights_by_name
+from forgather.rule_conditions import misfit
+from forgather.value_text import shown
 
 _log = get_logger(__name__)
 
@@ -121,8 +123,11 @@ class _Lines:
 def _progress(theirs: TransformersFolder) -> TrainerState:
     with restoring(PROGRESS, theirs.folder):
         state: TrainerState = TrainerState.load_from_json(str(theirs.folder / TRAINER_STATE))
-        if not all(isinstance(line, dict) for line in state.log_history):
+        if not isinstance(state.log_history, list) or not all(isinstance(line, dict) for line in state.log_history):
             raise TypeError("its log has lines that are not objects")
+        # Without the epoch, a run would begin the data again without a word.
+        if misfit(state.epoch, {"type": "number", "minimum": 0}) is not None and (state.epoch or theirs.step):
+            raise TypeError(f"its epoch is {shown(state.epoch)}")
         state.epoch = float(state.epoch or 0.0)
         # A folder of transformers cannot be loaded as the best checkpoint of this run, and a metric alone would keep
         # every later checkpoint from becoming the best one.
@@ -162,6 +167,9 @@ def _restore_schedule(say: _Lines, schedule: Any, rates: dict[str, Any] | None, 
                 code="FG605",
                 hint="resume with the schedule of that run, or allow_missing: [schedule]",
             )
+        for name in own:
+            if isinstance(own[name], int | float) and not isinstance(rates[name], int | float):
+                raise TypeError(f"{name} is {shown(rates[name])}")
         restore_schedule(schedule, schedule_state(schedule, rates))
         now = [float(group["lr"]) for group in schedule.optimizer.param_groups]
         before = [float(rate) for rate in rates.get("_last_lr", now)]

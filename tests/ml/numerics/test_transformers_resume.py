@@ -195,3 +195,47 @@ def test_a_stream_is_read_past_the_rows_of_the_steps_that_were_done(theirs, sett
     args = settings(**words, train_sampling_strategy="sequential")
     Trainer(model(seed=5), args, train_dataset=Stream()).train(resume_from_checkpoint=folder_of(theirs, 3))
     assert "12 rows of the stream are read past" in caplog.text
+
+
+def _torch_file(name, change):
+    def damage(folder):
+        state = torch.load(folder / name, weights_only=True)
+        change(state)
+        torch.save(state, folder / name)
+
+    return damage
+
+
+def _state(**values):
+    def damage(folder):
+        file = folder / "trainer_state.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return damage
+
+
+FORMS = {
+    "state": (_torch_file("optimizer.pt", lambda found: found.update(state=None)), "FG616"),
+    "groups": (_torch_file("optimizer.pt", lambda found: found.update(param_groups=3)), "FG616"),
+    "group": (_torch_file("optimizer.pt", lambda found: found.update(param_groups=[[1]])), "FG616"),
+    "no numbers": (_torch_file("optimizer.pt", lambda found: found["param_groups"][0].pop("params")), "FG616"),
+    "entry": (_torch_file("optimizer.pt", lambda found: found["state"].update({0: "x"})), "FG616"),
+    "moment": (_torch_file("optimizer.pt", lambda found: found["state"][0].update(exp_avg=None)), "FG616"),
+    "steps": (_torch_file("scheduler.pt", lambda found: found.update(_step_count="x")), "FG6"),
+    "log": (_state(log_history={}), "FG6"),
+    "epoch": (_state(epoch=None), "FG6.*epoch"),
+    "config": (lambda folder: (folder / "config.json").write_text("{"), "FG611.*config.json"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_of_another_form_is_one_located_error(copy, settings, form):
+    damage, code = FORMS[form]
+    damage(copy)
+    refused(settings, copy, code)
+
+
+@pytest.mark.parametrize("value", [3, float("nan"), b"x", [], "x" * 5000, "a\0b"], ids=str)
+def test_what_is_no_folder_is_refused(settings, value):
+    with pytest.raises(CheckpointError, match="FG601"):
+        ours(settings).train(resume_from_checkpoint=value)
