@@ -182,6 +182,9 @@ def _own_words() -> set[str]:
     return {*translated, *OBJECTS, _SAVE_LOGS, _LOG_DIR}
 
 
+_DEEPEST = 8
+
+
 def _merge(settings: dict[str, Any], name: str, value: Any, outer: Sequence[str]) -> None:
     """Adds a setting, and each key of a mapping, next to those that other words have set.
 
@@ -200,7 +203,9 @@ def _merge(settings: dict[str, Any], name: str, value: Any, outer: Sequence[str]
         if not isinstance(held, dict):
             message = f"{'.'.join(path)} is given next to {'.'.join(outer[: depth + 1])}: {shown(held, 60)}"
             raise _error(Violation("FG812", message, around, "keep one of them, or write all of it as one mapping"))
-    if isinstance(value, Mapping) and isinstance(held.setdefault(name, {}), dict):
+    # No setting is nested deeper; a mapping that contains itself is left to the rules, which refuse it.
+    is_nested = isinstance(value, Mapping) and len(path) <= _DEEPEST
+    if is_nested and isinstance(held.setdefault(name, {}), dict):
         for key, inner in value.items():
             _merge(settings, key, inner, path)
     elif name in held and not are_equal(held[name], value):
