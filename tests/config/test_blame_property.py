@@ -222,7 +222,8 @@ def test_every_plain_line_behind_a_trainer_of_the_library(copy, every, tmp_path,
     (tmp_path / "main.yaml").write_text(f"-- extends '{trainer}'\n")
     tried, wrong = try_lines(Config(copy, tmp_path, "main.yaml"), every)
     assert [] == wrong
-    assert tried > 40 // every
+    # That of Lightning has words in place of our settings, and most of its blocks are empty.
+    assert tried > (10 if trainer == "trainers/lightning.yaml" else 40) // every
 
 
 def test_every_plain_line_reaches_its_values_in_every_way_there_is(copy):
