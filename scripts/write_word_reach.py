@@ -32,7 +32,9 @@ PIECES = {
     "transformers": f"{ML}numerics/test_transformers_resume.py {ML}numerics/test_transformers_words.py "
     f"{ML}numerics/test_rate_change.py {ML}distributed/test_transformers_resume.py",
     "settings": f"{ML}test_parameter_settings.py {ML}test_unknown_keywords.py {ML}test_read_retries.py "
-    f"{ML}test_hub_upload.py",
+    f"{ML}test_hub_upload.py {ML}test_weight_average.py {ML}test_tokens_seen.py "
+    f"{ML}distributed/test_settings_of_a_step.py",
+    "bad_input": f"{WORDS}test_bad_arguments.py {LIGHTNING}test_bad_values.py {LIGHTNING}test_damaged_checkpoints.py",
 }
 """What runs in one go: a few minutes on an idle machine of two cores."""
 HEAD = "| what | reach | measured | cases | tests |\n|---|---|---|---|---|"
