@@ -179,7 +179,7 @@ def test_one_setting_under_two_names_is_refused():
         ({"save_total_limit": 0}, "a whole number from 1"),
         ({"report_to": 3}, "the name of a tracker"),
         ({"resume_from_checkpoint": 3}, "true, false"),
-        ({"output_dir": ""}, "a text"),
+        ({"output_dir": ""}, "a path"),
         ({"optim": "adam8bit"}, "one of: adamw_torch_fused"),
         ({"seed": -1}, "a whole number from 0"),
     ],

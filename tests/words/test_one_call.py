@@ -21,6 +21,7 @@ from forgather.errors import ForgatherError  # noqa: E402
 from forgather.project.project import Project  # noqa: E402
 from tests.matrix import thinned  # noqa: E402
 from tests.ml.distributed.gang import import_engine, run_ranks  # noqa: E402
+from tests.patience import patience  # noqa: E402
 from tests.words import script_parts as parts  # noqa: E402
 
 LLAMA = functools.partial(parts.make_llama, layers=2)
@@ -219,7 +220,9 @@ def test_a_script_under_torchrun_is_the_same_run(tmp_path):
     by_ranks, _ = run_ranks(2, called, str(tmp_path / "ranks"), CALLS["ddp"])[0]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=patience(200), check=False
+    )
     assert 0 == ended.returncode, ended.stderr
     digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
     assert by_ranks["weights"] == digest

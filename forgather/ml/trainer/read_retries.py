@@ -65,7 +65,9 @@ class Retries:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._counted = torch.zeros(1, dtype=torch.int64)
-        self._counted.share_memory_()  # type: ignore[no-untyped-call]
+        # A run without repetitions needs no file of shared memory, for which there may be no room.
+        if limit:
+            self._counted.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def count(self) -> int:
