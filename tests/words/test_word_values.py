@@ -25,6 +25,7 @@ BY_TYPE = {
     "count": 3,
     "number": 0.5,
     "text": "x",
+    "path": "x",
     "word": "x",
     "texts": ["x"],
     "list": ["x"],
