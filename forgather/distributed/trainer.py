@@ -169,8 +169,7 @@ class DistributedTrainer:
                 if self._ended != "failed" or left == 0 or self._would_fail_again(error):
                     raise
                 resume = self._newest() if tolerance is not None and tolerance.auto_resume else None
-                origin = resume or "the beginning"
-                _log.warning("%s: %s; trying again, from %s", type(error).__name__, error, origin)
+                _log.warning("%s: %s; trying again, from %s", type(error).__name__, error, resume or "the beginning")
                 if resume is None:
                     self._restore_initial()
                 else:

@@ -196,8 +196,8 @@ def outermost(folders: Sequence[str]) -> tuple[str, ...]:
     """Returns absolute folders without those that are inside another one.
 
     Example:
-        >>> outermost(["/work/a", "/work/a/runs", "/data"])
-        ('/work/a', '/data')
+        >>> outermost(["/projects/a", "/projects/a/runs", "/data"])
+        ('/projects/a', '/data')
     """
     whole = list(dict.fromkeys(os.path.abspath(folder) for folder in folders))
     return tuple(f for f in whole if not any(f != g and os.path.commonpath([f, g]) == g for g in whole))

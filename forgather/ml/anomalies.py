@@ -158,6 +158,7 @@ class _High:
         self._recent = _Recent(settings)
 
     def observe(self, record: StepRecord) -> Anomaly | None:
+        """Takes the record of a step, and returns an anomaly if one begins with it."""
         value = getattr(record, self._field)
         if value is None or not math.isfinite(value):
             return None
@@ -185,6 +186,7 @@ class _NotFinite:
         self._told: str | None = None
 
     def observe(self, record: StepRecord) -> Anomaly | None:
+        """Takes the record of a step, and returns an anomaly if one begins with it."""
         values = (("the loss", record.loss), ("the norm of the gradients", record.grad_norm))
         wrong = [f"{title} is {value}" for title, value in values if value is not None and not math.isfinite(value)]
         message = record.bad or next(iter(wrong), "")
@@ -222,6 +224,7 @@ class _Slow:
         self._is_told = False
 
     def observe(self, record: StepRecord) -> Anomaly | None:
+        """Takes the record of a step, and returns an anomaly if one begins with it."""
         if record.bad is not None or record.seconds <= 0:
             return None
         per_token = record.seconds / max(record.num_tokens, 1)
@@ -287,6 +290,7 @@ class _Trend:
         self._is_told = False
 
     def observe(self, record: StepRecord) -> Anomaly | None:
+        """Takes the record of a step, and returns an anomaly if one begins with it."""
         if record.loss is None or not math.isfinite(record.loss):
             return None
         self._open.append(record.loss)

@@ -19,7 +19,6 @@ LONG_MODULES = {
     "forgather/codegen/python/context.py": "the state of one generated function, and each form that a value takes in it",
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
-    "forgather/distributed/trainer.py": "one class: what a script calls, and the run that each call makes",
     "forgather/ml/anomalies.py": "one detector for each kind of anomaly, and the window that defines it",
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
