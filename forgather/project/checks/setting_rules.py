@@ -12,6 +12,7 @@ from inspect import Parameter
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from forgather.aliases import alias_of
 from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.lint.argument_check import binds
 from forgather.config.lint.call_check import Called, Judgement, Unchecked
@@ -123,6 +124,7 @@ class _Settings:
         given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
+            found = [_contradiction(violation, called.node, rules) or violation for violation in found]
         given = {name: _still_open(value, rules.settings.get(name, {})) for name, value in given.items()}
         whole = rules.complete({**self._around, **_defaults(called.callee), **given}, given)
         return frozenset(given), whole, found
@@ -295,6 +297,23 @@ def _defaults(callee: Callee | None) -> dict[str, Any]:
 
 
 _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
+
+
+def _contradiction(violation: Violation, node: Call, rules: Rules) -> Violation | None:
+    """Returns an error for another tool's word that replaces our setting, if one file has both; None otherwise.
+
+    Below a template's setting the word is the user's choice. In one file, the two are two answers to one question.
+    """
+    word = violation.argument
+    alias = None if word in rules.settings or word in rules.renamed else alias_of("setting", word)
+    entries = {str(entry.key): entry for entry in node.kwargs}
+    own, other = entries.get(alias.name if alias is not None else ""), entries.get(word)
+    if violation.code != "FG825" or alias is None or own is None or other is None or own.span is None:
+        return None
+    if other.span is None or own.span.file != other.span.file:
+        return None
+    message = f"{alias.name!r} is given twice, once as {word!r}"
+    return Violation(code="FG812", message=message, argument=word, hint=violation.hint)
 
 
 def _finding(violation: Violation, called: Called, rules: Rules) -> Diagnostic:
