@@ -16,6 +16,7 @@ PAGES = {
     "architecture_of_choices.md": 7,
     "architecture_of_runs.md": 7,
     "architecture_of_words.md": 1,
+    "architecture_of_scale.md": 2,
 }
 """The number of modules that each page names at least."""
 
