@@ -64,6 +64,9 @@ def test_every_default_is_that_of_transformers():
         "spike_threshold",
         "spike_window",
         "max_bad_steps",
+        "fp8",
+        "fp8_exclude",
+        "fp8_emulate",
     }
     assert own == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 
