@@ -289,6 +289,9 @@ class DeepSpeedZero:
         Shapes:
             Returns a scalar tensor.
         """
+        path = getattr(self.rule, "path", None)
+        if path is not None and path.is_undecided:
+            path.examine(self.model, window.batches[0], self.predict)
         if not self.model.training:
             self._engine.train()
         total = torch.zeros((), device=self.topology.device)
