@@ -32,6 +32,7 @@ HeadLoss = Callable[[Tensor, Tensor, Tensor | None, VocabularySlice | None], Ten
 It returns the sum of the losses."""
 _LIBRARIES = ("torch.", "deepspeed.", "accelerate.", "transformers.", "peft.", "forgather.")
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_scale", "output_multiplier")
+_UNKNOWN = "it changes the output of its head by more than a factor and a soft cap of its configuration"
 _TOKENS = 16
 """The number of tokens of the real batch with which a model is tried."""
 
@@ -281,10 +282,21 @@ def _map_of(model: nn.Module, seen: _Seen, real: Any, told: Any) -> tuple[LogitM
         return UNCHANGED, "its logits have another shape than the output of its head"
     if _others_differ(real, told):
         return UNCHANGED, "it computes more than logits from the output of its head"
+    if detect_fake_mode() is not None:
+        return _map_without_values(model, seen, logits)
     for candidate in _candidates(model):
         if _agree(candidate, seen.told, changed) and _agree(candidate, seen.real, logits):
             return candidate, None
-    return UNCHANGED, "it changes the output of its head by more than a factor and a soft cap of its configuration"
+    return UNCHANGED, _UNKNOWN
+
+
+def _map_without_values(model: nn.Module, seen: _Seen, logits: Tensor) -> tuple[LogitMap, str | None]:
+    """Returns what the configuration says a model does with the output of its head, for a plan without values."""
+    *_, said = _candidates(model)
+    is_same = logits is seen.real or seen.is_sliced or (seen.real is not None and logits.dtype is not seen.real.dtype)
+    if said == UNCHANGED and not is_same:
+        return UNCHANGED, _UNKNOWN
+    return (UNCHANGED if logits is seen.real else said), None
 
 
 def _logits_of(output: Any) -> Tensor | None:
@@ -331,9 +343,6 @@ def _candidates(model: nn.Module) -> Iterator[LogitMap]:
 
 
 def _agree(candidate: LogitMap, output: Tensor, logits: Tensor) -> bool:
-    if detect_fake_mode() is not None:
-        # Without values, the configuration is believed.
-        return (logits is output) == (candidate == UNCHANGED)
     expected = candidate(output)
     if candidate == UNCHANGED:
         return torch.equal(expected.to(logits.dtype), logits)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 
@@ -93,9 +94,9 @@ def why_not_sliced(hidden: Tensor, head: nn.Linear) -> str | None:
     """
     weight = head.weight
     if not isinstance(weight, DTensor) and not isinstance(hidden, DTensor):
-        return (
-            None if type(weight) in (nn.Parameter, Tensor) else f"the weight of its head is a {type(weight).__name__}"
-        )
+        # A quantized weight may be a tensor of another class. Plans have fake ones.
+        is_plain = type(weight) in (nn.Parameter, Tensor) or isinstance(weight, FakeTensor)
+        return None if is_plain else f"the weight of its head is a {type(weight).__name__}"
     is_cut = isinstance(weight, DTensor) and weight.placements == (Shard(0),)
     if is_cut and isinstance(hidden, DTensor) and hidden.placements == (Replicate(),):
         return None

@@ -64,6 +64,9 @@ def test_every_default_is_that_of_transformers():
         "spike_threshold",
         "spike_window",
         "max_bad_steps",
+        "z_loss_coefficient",
+        "linear_cross_entropy",
+        "linear_cross_entropy_chunk_size",
     }
     assert own == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 
