@@ -10,8 +10,9 @@ Shapes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,6 +77,8 @@ class LossPath:
         """True if the model must be examined before the first step."""
         self.runs_backward_twice = False
         """True if a pipeline schedule splits the backward pass."""
+        self._is_taken = False
+        self._drops_logits = False
 
     @property
     def _is_required(self) -> bool:
@@ -116,6 +119,31 @@ class LossPath:
         else:
             self._head.reason = "the batch has no token ids"
         collectives.run_collectively(self._say_or_raise)
+        # Not every rank of a pipeline has the head.
+        self._is_taken = collectives.all_max(float(self._head.is_ready)) > 0
+
+    def state_dict(self) -> dict[str, str]:
+        """Returns the path that was chosen: "chunks", "logits", or "undecided" before the first step."""
+        chosen = "undecided" if self.is_undecided else "chunks" if self._is_taken else "logits"
+        return {"path": chosen}
+
+    def load_state_dict(self, state: Mapping[str, str] | None) -> None:
+        """Keeps the path of the run that wrote a checkpoint, so that a resumed run computes the same last digits.
+
+        A path that the settings require is not changed.
+
+        Args:
+            state: the state; None if the checkpoint has none, because its release computed logits.
+
+        Raises:
+            ValueError: if the state names no path.
+        """
+        chosen = "logits" if state is None else state["path"]
+        if chosen not in ("chunks", "logits", "undecided"):
+            raise ValueError(f"{chosen!r} is no path of a loss")
+        if chosen == "logits" and self.is_undecided and not self._is_required:
+            self.is_undecided = False
+            _log.info("the loss is computed from logits, as in the run that wrote the checkpoint")
 
     def _say_or_raise(self) -> None:
         reason = self._head.reason
@@ -136,7 +164,7 @@ class LossPath:
         return 0 if self._is_required else self.chunk_size
 
     def takes(self, targets: Tensor) -> bool:
-        """Returns whether the loss of a batch in training is computed without logits.
+        """Returns whether the loss of a batch is computed without logits.
 
         Args:
             targets: the targets of the batch.
@@ -144,7 +172,17 @@ class LossPath:
         Shapes:
             targets: (B, T).
         """
-        return self._head.is_ready and torch.is_grad_enabled() and targets.numel() > self._smallest
+        is_wanted = torch.is_grad_enabled() or self._drops_logits
+        return self._head.is_ready and is_wanted and targets.numel() > self._smallest
+
+    @contextlib.contextmanager
+    def dropping_logits(self) -> Iterator[None]:
+        """Context manager in which nobody reads the logits of an evaluation either."""
+        self._drops_logits = True
+        try:
+            yield
+        finally:
+            self._drops_logits = False
 
     def total(self, call: Callable[[], Any], targets_BT: Tensor) -> tuple[Tensor | None, Any]:
         """Returns the sum of the losses, and the output of the model with zeros in place of logits.
@@ -159,13 +197,16 @@ class LossPath:
             targets_BT: (B, T). The sum is a scalar.
         """
 
+        # As with logits, a z-loss is not part of an evaluation.
+        terms = self._terms if torch.is_grad_enabled() else replace(self._terms, z_loss=0.0)
+
         def loss(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, words: VocabularySlice | None) -> Tensor:
             return self._kernel(
                 hidden_ND,
                 weight_VD,
                 bias_V,
                 targets_BT.reshape(-1),
-                terms=self._terms,
+                terms=terms,
                 logit_map=self._head.logit_map,
                 chunk_size=self.chunk_size,
                 runs_backward_twice=self.runs_backward_twice,

@@ -252,9 +252,8 @@ def test_a_callable_that_returns_outputs_is_taken_at_its_logits():
 
 
 def arguments(folder, **settings):
-    return TrainingArguments(
-        output_dir=folder, use_cpu=True, max_steps=2, save_strategy="no", logging_steps=1, report_to="none", **settings
-    )
+    common = {"use_cpu": True, "max_steps": 2, "save_strategy": "no", "logging_steps": 1, "report_to": "none"}
+    return TrainingArguments(output_dir=folder, **{**common, **settings})
 
 
 def trained(folder, **settings):
@@ -290,6 +289,74 @@ def test_a_z_loss_is_added_in_training_and_not_in_evaluation(tmp_path):
     rules = [run.strategy.rule for run in (with_term, without)]
     with torch.no_grad():
         assert torch.equal(*(rule.total(model, batch()) for rule in rules))
+
+
+LARGE = {"linear_cross_entropy_chunk_size": 32, "per_device_train_batch_size": 4}
+
+
+def large(folder, **settings):
+    """A trainer of a vocabulary for which "auto" computes no logits, in float32, whose digits show the path."""
+    args = arguments(folder, **{**LARGE, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, **settings})
+    return Trainer(model=tiny_llama(vocab_size=SMALLEST_VOCABULARY), args=args, train_dataset=rows(16))
+
+
+def bits(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def test_a_resumed_run_keeps_the_path_and_the_bits(tmp_path):
+    ends = {}
+    for name, kernel in (("chunks", "auto"), ("logits", False)):
+        whole = large(tmp_path / name, linear_cross_entropy=kernel)
+        whole.train()
+        ends[name] = bits(whole)
+        assert {"path": name} == whole.strategy.rule.path.state_dict()
+        resumed = large(tmp_path / name)
+        resumed.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-2"))
+        assert {"path": name} == resumed.strategy.rule.path.state_dict()
+        for key, value in bits(resumed).items():
+            assert torch.equal(value, ends[name][key])
+    assert any(not torch.equal(value, ends["logits"][key]) for key, value in ends["chunks"].items())
+
+
+def test_a_checkpoint_of_an_earlier_release_keeps_logits(caplog):
+    path = loss_rule(tiny_llama(vocab_size=SMALLEST_VOCABULARY), path=PathSettings("auto")).path
+    with caplog.at_level(logging.INFO, logger="forgather"):
+        path.load_state_dict(None)
+    assert not path.is_undecided
+    assert "as in the run that wrote the checkpoint" in caplog.text
+    required = loss_rule(tiny_llama(), path=PathSettings(True)).path
+    required.load_state_dict(None)
+    assert required.is_undecided
+    with pytest.raises(ValueError, match="no path"):
+        path.load_state_dict({"path": "sideways"})
+
+
+def test_an_evaluation_makes_logits_only_for_metrics(tmp_path):
+    shapes, means = [], []
+
+    def noted(module, inputs, output):
+        shapes.append(output.logits.shape[-1])
+
+    for settings in ({"linear_cross_entropy": True}, {}):
+        trainer = Trainer(
+            model=tiny_llama().double(), args=arguments(tmp_path, **settings), train_dataset=rows(), eval_dataset=rows()
+        )
+        trainer.train()
+        handle = trainer.model.register_forward_hook(noted)
+        means.append(trainer.evaluate()["eval_loss"])
+        handle.remove()
+    assert [1, VOCAB] == sorted(set(shapes))
+    assert means[0] == pytest.approx(means[1], rel=1e-12)
+    trainer = Trainer(
+        model=tiny_llama(),
+        args=arguments(tmp_path, linear_cross_entropy=True),
+        train_dataset=rows(),
+        eval_dataset=rows(),
+        compute_metrics=lambda rows: {"width": rows.predictions.shape[-1]},
+    )
+    trainer.train()
+    assert VOCAB == trainer.evaluate()["eval_width"]
 
 
 class OwnLoss(Trainer):
