@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
 
@@ -232,10 +233,10 @@ def head_of(model: nn.Module) -> tuple[nn.Linear | None, str | None]:
     if "forward" in vars(head):
         return None, "another library has replaced the forward of its head"
     around = [part for part in model.modules() if any(inner is head for inner in part.modules())]
-    if any(part._compiled_call_impl is not None for part in around):
+    if any(part._compiled_call_impl is not None or isinstance(part, OptimizedModule) for part in around):
         return None, "the model is compiled as a whole (torch_compile_regions: true compiles its blocks)"
     if any(hasattr(vars(part).get("forward"), "__wrapped__") for part in around):
-        return None, "the backward pass recomputes the model as a whole"
+        return None, "the forward of the model is wrapped as a whole, as recomputation does"
     return head, _read_by(around)
 
 

@@ -24,6 +24,7 @@ from transformers import (
 
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
+from forgather.ml.activation_checkpointing import checkpoint_activations
 from forgather.ml.adapters import as_adapter
 from forgather.ml.loss_path import SMALLEST_VOCABULARY, PathSettings
 from forgather.ml.loss_terms import UNCHANGED, LogitMap
@@ -186,7 +187,19 @@ def with_lora_on_the_head():
     return as_adapter({"r": 2, "target_modules": ["lm_head"]}).apply(made(tiny_llama), seed=0)
 
 
+def compiled_by_the_user():
+    return torch.compile(made(tiny_llama), backend="eager")
+
+
+def recomputed_as_a_whole():
+    model = made(tiny_llama)
+    checkpoint_activations([model], "full")
+    return model
+
+
 REFUSED = {
+    "compiled by the user": (compiled_by_the_user, "compiled as a whole"),
+    "recomputed": (recomputed_as_a_whole, "wrapped as a whole"),
     "a factor of its own": (lambda: of_class(TwistedForCausalLM), "more than a factor"),
     "a loss of its own": (lambda: of_class(SidewaysForCausalLM), "more than logits"),
     "a hook": (hooked, "reads outputs"),
@@ -223,6 +236,27 @@ def test_small_vocabularies_are_not_examined_and_small_batches_keep_their_bits()
     assert path.takes(torch.zeros(8, 13))
     with torch.no_grad():
         assert not path.takes(torch.zeros(8, 13))
+
+
+def test_a_trained_copy_of_the_head_beside_an_adapter_is_the_head():
+    def adapted():
+        settings = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+        return as_adapter(settings).apply(made(tiny_llama).double(), seed=0)
+
+    model = adapted()
+    expected = loss_and_gradients(loss_rule(model), model)
+    assert any("modules_to_save" in name for name in expected[1])
+    torch.testing.assert_close(loss_and_gradients(examined(model), model), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_modules_that_the_user_put_into_evaluation_mode_stay_there(tmp_path):
+    trainer = Trainer(model=tiny_llama(), args=arguments(tmp_path, linear_cross_entropy=True), train_dataset=rows())
+    trainer.model.train()
+    trainer.model.model.norm.eval()
+    trainer.train()
+    assert trainer.strategy.rule.path.takes(torch.zeros(1, 1))
+    assert not trainer.model.model.norm.training
+    assert trainer.model.model.layers.training
 
 
 def test_a_copy_and_the_class_of_a_model_are_unchanged():

@@ -32,6 +32,7 @@ from forgather.ml.strategy.state import (
     restore_optimizer,
     restore_weights,
 )
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, PaddingBatch, Topology, Update, Window
 
 
@@ -122,7 +123,7 @@ class ModelStrategy:
         path = getattr(self.rule, "path", None)
         if path is not None and path.is_undecided:
             # Compiled code would be compiled again for the few tokens of this call.
-            with torch.compiler.set_stance("force_eager"):
+            with torch.compiler.set_stance("force_eager"), restored_train_modes(self.local):
                 path.examine(self.local, window.batches[0], self.predict)
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
