@@ -112,7 +112,13 @@ def loss_and_gradients(rule, model):
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("terms", [{}, {"label_smoothing": 0.1, "z_loss": 1e-3}], ids=["plain", "terms"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        pytest.param({}, marks=pytest.mark.matrix, id="plain"),
+        pytest.param({"label_smoothing": 0.1, "z_loss": 1e-3}, id="terms"),
+    ],
+)
 def test_loss_and_gradients_equal_those_of_logits(make, terms):
     model = made(make).double()
     rule = examined(model, **terms)
