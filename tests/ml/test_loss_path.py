@@ -138,15 +138,17 @@ def test_no_logits_are_made():
     assert [(8, 12, 1)] == shapes
 
 
-def test_a_cap_that_small_logits_do_not_show_is_found():
-    torch.manual_seed(0)
-    model = gemma()
+def test_a_cap_that_changes_no_bit_of_small_logits_is_found():
+    # A power of two, so that not even the quotient is rounded.
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=32.0))
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1e-4)
-        logits = model.eval()(batch()["input_ids"]).logits
-    # Here the cap changes no bit.
-    assert logits.abs().max() < 1e-3
-    assert examined(model).path.logit_map == LogitMap(cap=30.0)
+        inputs = batch()["input_ids"]
+        capped = model.eval()(inputs).logits
+        model.config.final_logit_softcapping = None
+        assert torch.equal(capped, model(inputs).logits)
+    model.config.final_logit_softcapping = 32.0
+    assert examined(model).path.logit_map == LogitMap(cap=32.0)
 
 
 class TwistedForCausalLM(LlamaForCausalLM):
