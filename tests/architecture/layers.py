@@ -194,7 +194,7 @@ processes:
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
     alert_command system_stats
-    distributed.peer
+    distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
     data.row_stream
@@ -214,7 +214,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
     classifiers loss_terms model_inputs reward_function rewards vocabulary_slice
     deferred_head linear_loss
     loss_kernels
@@ -236,7 +236,7 @@ checkpoints:
     checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
-    adapters gguf_export
+    adapters gguf_export float8 liger
     trained_adapter
 report:
     report.html_text report.pictures report.run_data

@@ -101,7 +101,13 @@ class TrainingArguments:
         linear_cross_entropy_chunk_size: the number of tokens in a chunk; by default 256 MiB of float32 logits.
         bf16: whether forward passes run under bfloat16 autocast (with FSDP2, weights are gathered in bfloat16 instead).
             The loss is computed in float32.
+        fp8: the recipe of torchao by which linear layers in the blocks compute in float8: "tensorwise" (one scale for a
+            tensor), "rowwise" or "rowwise_with_gw_hp". None computes in the precision of `bf16` or float32.
+        fp8_exclude: parts of the names of layers that do not compute in float8.
+        fp8_emulate: whether float8 is emulated, on hardware without it.
         tf32: whether float32 matrix products may use TensorFloat-32 on CUDA; None leaves torch's setting unchanged.
+        use_liger_kernel: whether the model gets the kernels of the library Liger, which need a GPU.
+        liger_kernel_config: which of them, by the keywords of Liger's function for the model, such as {"rope": False}.
         torch_compile: whether to compile the model with `torch.compile`.
         torch_compile_backend, torch_compile_mode: the arguments of `torch.compile`. Setting either one turns
             `torch_compile` on.
@@ -235,7 +241,12 @@ class TrainingArguments:
     linear_cross_entropy: str | bool = "auto"
     linear_cross_entropy_chunk_size: int | None = None
     bf16: bool = False
+    fp8: str | None = None
+    fp8_exclude: Sequence[str] = ()
+    fp8_emulate: bool = False
     tf32: bool | None = None
+    use_liger_kernel: bool = False
+    liger_kernel_config: Mapping[str, Any] | None = None
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
