@@ -76,6 +76,7 @@ class Strategy(Protocol):
     builds_on_meta: bool
     slices_per_weight: int
     forward_is_collective: bool
+    skips_on_device: bool
     topology: Topology
     layout: Layout
     model: nn.Module

@@ -139,6 +139,7 @@ class DeepSpeedZero:
     view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None = None
+    skips_on_device = False  # the engine steps, and knows no flag
 
     def __init__(
         self,

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from forgather.ml.host_reads import host_can_read
+
 
 @torch.no_grad()
 def grad_norm(
@@ -128,7 +130,7 @@ def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
     whole = isinstance(value, int)
     total = torch.tensor(value, dtype=torch.int64 if whole else torch.float64, device=device)
     dist.all_reduce(total, group=group)
-    if device.type == "cpu":
+    if host_can_read(device):
         return total.item()
     return total if whole else total.float()
 

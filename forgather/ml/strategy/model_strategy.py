@@ -24,6 +24,7 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import sum_over_group
+from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
     local_optimizer_state,
@@ -60,6 +61,7 @@ class ModelStrategy:
     _recipe: Recipe
     _scaling: Mapping[str, Any] | None = None
     _parameters: list[nn.Parameter]
+    _step: OptimizerStep
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, moves the model to the device, and applies the `prepare` steps."""
@@ -84,7 +86,13 @@ class ModelStrategy:
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the model. It must be called after `build`."""
         self.optimizer = self._recipe.make_optimizer(self.local)
+        self._step = OptimizerStep(self.optimizer)
         return self.optimizer
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the optimizer's `found_inf`, a flag on the device, can leave out a step."""
+        return self._step.can_skip
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the parameters on this rank that the optimizer has, by their names in the whole model."""
@@ -168,7 +176,7 @@ class ModelStrategy:
             self.discard()
             self.precision.keep_scale()
             return Update(grad_norm=norm, skipped=True)
-        self.optimizer.step()
+        self._step()
         after_step()
         self.precision.update_scale()
         self.discard()

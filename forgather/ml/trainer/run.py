@@ -104,7 +104,13 @@ class Run:
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.utilization = Utilization(str(self.args.logging_dir))
         self.clock = StepClock(lambda: bool(session.dispatcher.listeners("on_step_record")), self._send_record)
-        self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
+        self.guard = choose_guard(
+            self.args,
+            strategy.optimizer,
+            strategy.topology.device,
+            skips_on_device=strategy.skips_on_device,
+            rank=strategy.topology.rank,
+        )
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
         parts = (session, strategy, storage, self.sync, self._training_state)

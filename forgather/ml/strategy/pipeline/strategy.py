@@ -36,6 +36,7 @@ from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
+from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineModel
 from forgather.ml.strategy.pipeline.local_stages import (
     LocalStages,
@@ -249,6 +250,7 @@ class Pipeline(ModelStrategy):
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the stages on this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
+        self._step = OptimizerStep(self.optimizer)
         return self.optimizer
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
