@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import forgather.ml
-from forgather.ml.distributed import communication
 from forgather.ml.host_reads import reads_forbidden
 from forgather.ml.trainer import meter
 from forgather.ml.trainer.run import Run
@@ -50,6 +49,7 @@ _READS = {
     "allclose",
 }
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+_NO_COLLECTIVES = {"wait_tensor", "_wrap_tensor_autograd"}
 _BY_NAME = {Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}
 
 
@@ -134,6 +134,8 @@ class _DispatchCounter(TorchDispatchMode):
             self.counter.read(name if not by_mask else "index by a mask")
             with self.counter.paused():
                 return func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional") and name not in _NO_COLLECTIVES:
+            self.counter.communicate(name.strip("_"))
         if any(issubclass(one, DTensor) for one in types):
             # The tensor itself then calls the operators of its local parts, with this mode still on.
             return NotImplemented
@@ -162,12 +164,10 @@ class _Counter:
         if self.is_on and (place := _place()) is not None:
             self.counts.reads[(*place, what)] += 1
 
-    def add(self, group, operation, num_bytes):
-        """Counts a collective, as a recorder of `communication`."""
+    def communicate(self, what):
         if self.is_on:
             place = _place()
-            self.counts.collectives[(place[0] if place else "host", operation)] += 1
-        return lambda: None
+            self.counts.collectives[(place[0] if place else "host", what)] += 1
 
     def bring(self, copy):
         """Returns what an asynchronous copy brought, which is on the host."""
@@ -190,14 +190,11 @@ def counted_steps(steps=2):
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(reads_forbidden())
-        stack.enter_context(communication.recorded_communication())
         stack.enter_context(_FunctionCounter(counter))
         stack.enter_context(_DispatchCounter(counter))
-        communication._recorders.append(counter)
         Run.finish_step = finish_step
         meter.AsyncHostCopy.read = lambda copy: counter.bring(read(copy))
         try:
             yield counter.counts
         finally:
-            communication._recorders.remove(counter)
             Run.finish_step, meter.AsyncHostCopy.read = finish, read

@@ -85,6 +85,11 @@ class Mesh:
         """The process group of this rank along the tensor-parallel axis."""
         return self.tp.get_group()
 
+    @functools.cached_property
+    def replica_coordinates(self) -> dict[str, int]:
+        """The coordinate of this rank on each axis but the pipeline's, whose ranks have other weights each."""
+        return {axis: self.whole.get_local_rank(axis) for axis in ("dp_replicate", "dp_shard", "tp")}
+
     def stages_and_replicas(self) -> Any:
         """Returns a new process group of all ranks with the same tensor-parallel rank: all stages of all replicas.
 

@@ -62,6 +62,7 @@ class ModelStrategy:
     _scaling: Mapping[str, Any] | None = None
     _parameters: list[nn.Parameter]
     _step: OptimizerStep
+    _is_reduced = False
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, moves the model to the device, and applies the `prepare` steps."""
@@ -112,6 +113,7 @@ class ModelStrategy:
         Shapes:
             Returns a scalar tensor.
         """
+        self._is_reduced = False
         # Not in every step: `train()` visits each module.
         if not self.local.training:
             self.engine.train()
@@ -153,6 +155,7 @@ class ModelStrategy:
         want_norm: bool,
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
+        squares: Tensor | None = None,
     ) -> Update:
         """Clips the gradients, steps the optimizer and zeroes the gradients; see `Strategy.update` for the arguments.
 
@@ -162,14 +165,14 @@ class ModelStrategy:
             The gradient norm is a scalar tensor.
         """
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        # Before the norm is measured: it must be the norm of the complete gradients, so that it is equal on all ranks
-        # and all of them make the same decision.
-        self._reduce_gradients()
+        self._complete_gradients()
         if self.precision.unscale(self.optimizer):
             self.discard()
             self.precision.update_scale()
             return Update(skipped=True)
-        norm = self._grad_norm() if max_norm > 0 or want_norm else None
+        norm = None
+        if max_norm > 0 or want_norm:
+            norm = self._grad_norm() if squares is None else squares.sqrt().to(self._norm_dtype)
         if norm is not None and max_norm > 0:
             self._clip_gradients(norm, max_norm)
         if before_step(norm):
@@ -181,6 +184,23 @@ class ModelStrategy:
         self.precision.update_scale()
         self.discard()
         return Update(grad_norm=norm)
+
+    def share_of_squares(self) -> Tensor | None:
+        """Returns what this rank adds to the square of the gradients' norm; see `Strategy.share_of_squares`."""
+        return None
+
+    def _complete_gradients(self) -> None:
+        # Before the norm is measured: it must be the norm of the complete gradients, so that it is equal on all ranks
+        # and all of them make the same decision.
+        if not self._is_reduced:
+            self._reduce_gradients()
+            self._is_reduced = True
+
+    @property
+    def _norm_dtype(self) -> torch.dtype:
+        dtypes = {parameter.grad.dtype for parameter in self._parameters if parameter.grad is not None}
+        # A stage without gradients does not know the dtype of the others.
+        return torch.float64 if torch.float64 in dtypes or not dtypes else torch.float32
 
     def _reduce_gradients(self) -> None:
         """Sums over ranks the gradients that the backward passes of this optimizer step did not sum."""

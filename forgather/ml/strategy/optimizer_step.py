@@ -31,7 +31,7 @@ class OptimizerStep:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer: Any = optimizer
         self._parts = list(inner_optimizers(optimizer))
         self._is_fused = all(getattr(part, "_step_supports_amp_scaling", False) for part in self._parts)
         self._has_stepped: set[int] = set()
