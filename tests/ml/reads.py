@@ -34,8 +34,10 @@ _HOST_PLACES = (
     ("documents.py", "lengths"),
     ("checkpoint/rng.py", None),
     ("distributed/collectives.py", None),
+    ("strategy/pipeline/schedules.py", "_loss_of"),
 )
-"""Code whose tensors are on the host in any run: rows before they are moved, random states, values sent over gloo."""
+"""Code whose tensors are on the host in any run: rows before they are moved, random states, values sent
+over gloo, the numbers of a pipeline's micro-batches."""
 
 _READS = {
     "_local_scalar_dense",
@@ -59,6 +61,7 @@ _WRAPPERS = (
     "torch/utils/_python_dispatch.py",
     "torch/overrides.py",
     "_dynamo/eval_frame.py",
+    "torch/_compile.py",
     "ml/distributed/communication.py",
 )
 

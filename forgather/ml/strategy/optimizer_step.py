@@ -86,20 +86,36 @@ class OptimizerStep:
         if new and bool(bad):
             return
         self._has_stepped |= new
-        before = [] if new else [(value, value.clone()) for value in self._values(part, bad.device)]
+        weights = [] if new else [(weight, weight.clone()) for weight in map(_local, part)]
+        states = [] if new else [(state, self._copied(state, bad.device)) for state in self._states(part)]
         self._optimizer.step()
-        for value, kept in before:
-            torch.where(bad.bool(), kept, value, out=value)
+        for weight, kept in weights:
+            torch.where(bad.bool(), kept, weight, out=weight)
+        for state, copied in states:
+            _put_back(state, copied, bad.bool())
 
-    def _values(self, part: Iterable[nn.Parameter], device: torch.device) -> Iterator[Tensor]:
-        """Yields the weights of a part and the tensors of their states that are on the device of the flag."""
-        for parameter in part:
-            states = [value for one in self._parts for value in one.state.get(parameter, {}).values()]
-            # By identity: the parts of a composite optimizer share one state.
-            for value in {id(value): value for value in [parameter, *states]}.values():
-                local = value.to_local() if isinstance(value, DTensor) else value
-                if isinstance(local, Tensor) and local.device == device:
-                    yield local
+    def _states(self, part: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+        found = [one.state[parameter] for parameter in part for one in self._parts if parameter in one.state]
+        # By identity: the parts of a composite optimizer share one state.
+        return list({id(state): state for state in found}.values())
+
+    @staticmethod
+    def _copied(state: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+        """Returns copies of the tensors of a state that are on the device of the flag; torch counts steps elsewhere."""
+        there = {name: _local(value) for name, value in state.items() if isinstance(value, Tensor)}
+        return {name: value.clone() for name, value in there.items() if value.device == device}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _put_back(state: dict[str, Any], copied: dict[str, Tensor], is_bad: Tensor) -> None:
+    for name, kept in copied.items():
+        value = state[name]
+        # Adafactor puts a new tensor into its state in each step; all others write into the one that is there.
+        local = _local(value)
+        torch.where(is_bad, kept, local, out=local)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

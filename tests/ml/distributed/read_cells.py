@@ -24,8 +24,7 @@ EXPECTED = Path(__file__).with_name("reads.json")
 ENGINES_OWN = (
     "strategy/gradients.py sum_bucket_async",
     "strategy/gradients.py _sum_bucket",
-    "strategy/pipeline/local_stages.py sum_tied",
-    "strategy/pipeline/schedules.py run",
+    "strategy/pipeline/",
     "strategy/model_strategy.py _backward",
     "strategy/deepspeed.py forward_backward",
     "strategy/deepspeed.py update",
@@ -34,8 +33,8 @@ ENGINES_OWN = (
 )
 """The lines that lead to torch's engine, or sum gradients in its place: what a loop by hand would send as well."""
 
-MASK = ("model_inputs.py call", "strategy/pipeline/stage.py _compute")
-"""The lines that call the model, in which transformers looks at the mask."""
+_MASK = "transformers/masking_utils.py"
+"""Where transformers looks whether a mask may be left out."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,9 @@ _FSDP, _TP = {"fsdp": "full_shard"}, {"tensor_parallel_size": 2}
 CELLS = [
     ReadCell("one process", trainer="Trainer", accumulation=2, quick=True),
     ReadCell("one process, padded rows", trainer="Trainer", padded=True),
-    ReadCell("one process, bf16, recomputed", trainer="Trainer", option="bf16", settings={"gradient_checkpointing": True}),
+    ReadCell(
+        "one process, bf16, recomputed", trainer="Trainer", option="bf16", settings={"gradient_checkpointing": True}
+    ),
     ReadCell("one process, SGD", trainer="Trainer", settings={"optim": "sgd"}),
     ReadCell("one process, Adafactor", trainer="Trainer", settings={"optim": "adafactor"}),
     ReadCell("one process, AdamW, not fused", trainer="Trainer", settings={"optim": "adamw_torch"}, quick=True),
@@ -107,7 +108,10 @@ def rows_of(cell):
     """Returns the rows of a cell: packed ones, or ones of different lengths."""
     if not cell.padded:
         return packed_rows(cell.accumulation, 6)
-    return [{"input_ids": list(range(3, 3 + LENGTH - number % 5)), "labels": list(range(3, 3 + LENGTH - number % 5))} for number in range(6 * GLOBAL_ROWS)]
+    return [
+        {"input_ids": list(range(3, 3 + LENGTH - number % 5)), "labels": list(range(3, 3 + LENGTH - number % 5))}
+        for number in range(6 * GLOBAL_ROWS)
+    ]
 
 
 def train(cell):
@@ -153,11 +157,14 @@ def measure(cell):
         import_engine()
     ranks = run_ranks(cell.world_size, train, cell)
     assert all(rank.steps == 2 for rank in ranks)
-    reads = [_per_step(rank.reads, rank.steps) for rank in ranks]
+    every = [_per_step(rank.reads, rank.steps) for rank in ranks]
+    reads = [{place: n for place, n in one.items() if _MASK not in place} for one in every]
+    of_mask = max(sum(one.values()) for one in every) - max(sum(one.values()) for one in reads)
     sent = [_per_step(rank.collectives, rank.steps) for rank in ranks]
     own = [{place: n for place, n in one.items() if not place.startswith(ENGINES_OWN)} for one in sent]
     return {
         "reads": max(sum(one.values()) for one in reads),
+        "reads of the mask": of_mask,
         "collectives": max(sum(one.values()) for one in sent),
         "beyond the engine": max(sum(one.values()) for one in own),
         "places": sorted({place for one in [*reads, *own] for place in one}),
