@@ -533,6 +533,11 @@ def table(figures: dict[str, Any]) -> str:
         elif kind.startswith("checked on "):
             lines += ["", f"Commands on one {kind.removeprefix('checked on ')}:", "", "| command | |", "|---|---|"]
             lines += [f"| {name} | {outcome(found)} |" for name, found in sorted(cells.items())]
+        elif kind.startswith("reads on "):
+            lines += ["", f"Waits of a step on one {kind.removeprefix('reads on ')}:", "", "| cell | |", "|---|---|"]
+            lines += [
+                f"| {name} | {found.get('error') or found.get('line', 'none')} |" for name, found in cells.items()
+            ]
     return "\n".join(lines)
 
 
