@@ -33,7 +33,11 @@ class OptimizerStep:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
         self._parts = list(inner_optimizers(optimizer))
-        self._is_fused = all(getattr(part, "_step_supports_amp_scaling", False) for part in self._parts)
+        # A composite optimizer does not hand the flag on.
+        self._is_whole = self._parts == [optimizer]
+        self._is_fused = self._is_whole and getattr(optimizer, "_step_supports_amp_scaling", False)
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._is_of_one_mesh = len(by_mesh(parameters)) <= 1
         self._has_stepped: set[int] = set()
 
     @property
@@ -44,12 +48,14 @@ class OptimizerStep:
     def __call__(self) -> None:
         """Steps the optimizer, unless its attribute `found_inf` is a tensor that is not 0."""
         bad: Tensor | None = getattr(self._optimizer, "found_inf", None)
+        if self._is_of_one_mesh and (bad is None or self._is_fused):
+            self._optimizer.step()
+            return
         trained = [one for group in self._optimizer.param_groups for one in group["params"] if one.grad is not None]
-        whole = self._parts == [self._optimizer]
         # `foreach` that is neither set nor left to torch takes the weights one by one, whatever their meshes are.
         at_once = any(group.get("fused") or group.get("foreach") for group in self._optimizer.param_groups)
-        parts = by_mesh(trained) if whole and at_once else [trained]
-        if bad is None or (self._is_fused and whole):
+        parts = by_mesh(trained) if self._is_whole and at_once else [trained]
+        if bad is None or self._is_fused:
             self._step(parts, trained)
             return
         # An optimizer that cannot skip refuses the flag.

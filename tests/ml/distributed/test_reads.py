@@ -120,7 +120,7 @@ def reference(optim):
 
 
 def _is_quick(cell, forbids):
-    return (cell.name, forbids) in {("DDP", False), ("FSDP2", True), ("tensor parallel", True), ("1F1B", True)}
+    return (cell.name, forbids) in {("DDP", False), ("tensor parallel", True)}
 
 
 @pytest.mark.parametrize(("cell", "forbids"), thinned(EXACT, _is_quick))
