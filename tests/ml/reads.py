@@ -160,6 +160,15 @@ class _Counter:
         finally:
             self.is_on = before
 
+    def switch(self, is_on):
+        """Begins or ends the counting; the modes cost time in steps that are not counted."""
+        if is_on and not self.is_on:
+            self._stack.enter_context(_FunctionCounter(self))
+            self._stack.enter_context(_DispatchCounter(self))
+        elif not is_on:
+            self._stack.close()
+        self.is_on = is_on
+
     def is_host(self, tensor):
         return any(one is tensor for one in self._host)
 
@@ -188,16 +197,15 @@ def counted_steps(steps=2):
         result = finish(run, *args)
         step = run.session.state.global_step
         counter.counts.steps += counter.is_on
-        counter.is_on = _AFTER <= step < _AFTER + steps
+        counter.switch(_AFTER <= step < _AFTER + steps)
         return result
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(reads_forbidden())
-        stack.enter_context(_FunctionCounter(counter))
-        stack.enter_context(_DispatchCounter(counter))
         Run.finish_step = finish_step
         meter.AsyncHostCopy.read = lambda copy: counter.bring(read(copy))
         try:
             yield counter.counts
         finally:
+            counter.switch(False)
             Run.finish_step, meter.AsyncHostCopy.read = finish, read
