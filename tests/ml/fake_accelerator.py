@@ -2,7 +2,7 @@
 
 Takes the arguments of a trainer; does optimizer steps of the whole `Run` on it, and gives their number. Keeps true: rows
 are real until they are moved; what is moved, weights included, are FakeTensors on torch's Python private-use device; an
-asynchronous copy to the host never arrives. It registers a device for the whole Python process: use it in a fork.
+asynchronous copy to the host never arrives. It registers a device for the whole Python process: use it in a new one.
 """
 
 import contextlib
