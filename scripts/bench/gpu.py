@@ -4,6 +4,7 @@
     python scripts/bench/gpu.py measure build/gpu.json            # on a machine with a GPU
     python scripts/bench/gpu.py limit build/gpu.json              # on the same machine
     python scripts/bench/gpu.py check build/gpu.json              # on the same machine
+    python scripts/bench/gpu.py reads build/gpu.json              # on the same machine
     python scripts/bench/gpu.py table build/gpu.json              # writes the tables of docs/planner_on_gpus.md
 
 All pieces add to one JSON file and skip what it already has, so that a piece that was cut off goes on. `--minutes`
@@ -286,6 +287,40 @@ def measured(cell: Cell) -> dict[str, Any]:
     return found
 
 
+class Unread(TrainerCallback):
+    """Makes torch raise at a line that waits for the GPU, in the steps between the first ones and the log line."""
+
+    steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        is_steady = FIRST_MEASURED <= state.global_step < state.max_steps - 1
+        torch.cuda.set_sync_debug_mode("error" if is_steady else "default")
+        self.steps += is_steady
+
+
+def reads(cell: Cell) -> dict[str, Any]:
+    """Trains a cell, and returns whether its steps end without waiting for the GPU, or the line that waits.
+
+    `torch.cuda.set_sync_debug_mode` sees reads of values and copies that block, not waits for an event.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    watch = Unread()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(cell, folder, device="cuda", callbacks=(watch,))
+        try:
+            trainer.train()
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            places = traceback.extract_tb(error.__traceback__)
+            own = [one for one in places if "/forgather/" in one.filename] or places
+            return {"waits": True, "line": f"{own[-1].filename}:{own[-1].lineno}", "inside": str(places[-1])}
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return {"waits": False, "steps": watch.steps}
+
+
 def device_name() -> str:
     """Returns torch's name of the GPU, or "CPU"."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -498,6 +533,11 @@ def table(figures: dict[str, Any]) -> str:
         elif kind.startswith("checked on "):
             lines += ["", f"Commands on one {kind.removeprefix('checked on ')}:", "", "| command | |", "|---|---|"]
             lines += [f"| {name} | {outcome(found)} |" for name, found in sorted(cells.items())]
+        elif kind.startswith("reads on "):
+            lines += ["", f"Waits of a step on one {kind.removeprefix('reads on ')}:", "", "| cell | |", "|---|---|"]
+            lines += [
+                f"| {name} | {found.get('error') or found.get('line', 'none')} |" for name, found in cells.items()
+            ]
     return "\n".join(lines)
 
 
@@ -566,7 +606,7 @@ def write_page(text: str) -> None:
 def main() -> int:
     """Runs one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("plan", "measure", "limit", "check", "table"))
+    parser.add_argument("piece", choices=("plan", "measure", "limit", "check", "reads", "table"))
     parser.add_argument("figures", type=Path)
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--jobs", type=int, default=6, help="checks at a time")
@@ -584,6 +624,9 @@ def main() -> int:
         kind = f"limited on {device_name()}"
         limited = [cell for cell in LIMITED if options.only in cell.name]
         figures.run(kind, {one.name: functools.partial(runs_within, one, figures) for one in limited}, options.minutes)
+    elif options.piece == "reads":
+        kind = f"reads on {device_name()}"
+        figures.run(kind, {one.name: functools.partial(reads, one) for one in chosen}, options.minutes)
     elif options.piece == "check":
         kind = f"checked on {device_name()}"
         check(figures, kind, options.only, options.jobs)
