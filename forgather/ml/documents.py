@@ -131,7 +131,7 @@ def why_mixed(model: nn.Module) -> str | None:
     ) is not None:
         return f"its {name} carries its state from one document to the next"
     known = measured_families()
-    for family, kind in _families(model):
+    for family, kind in families_of(model):
         if family in known["mixed"]:
             return f"{kind} ignores position_ids"
         if family not in known["apart"]:
@@ -139,7 +139,7 @@ def why_mixed(model: nn.Module) -> str | None:
     return None
 
 
-def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
+def families_of(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Yields (family, class name) for each submodule that is a model of transformers."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):

@@ -214,7 +214,7 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
-    classifiers model_inputs reward_function rewards
+    classifiers context_attention model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
@@ -252,7 +252,7 @@ callbacks:
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
-    strategy.pipeline.trace strategy.precision strategy.tensor_parallel
+    strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
     strategy.initial_weights strategy.model_strategy strategy.pipeline.split
