@@ -190,6 +190,7 @@ ml foundation:
     anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
+    distributed.host_tree
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
     alert_command system_stats
