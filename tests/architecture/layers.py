@@ -214,7 +214,8 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
-    classifiers model_inputs reward_function rewards
+    attention_inputs classifiers reward_function rewards
+    model_inputs
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
