@@ -215,7 +215,8 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
-    classifiers context_attention model_inputs reward_function rewards
+    attention_inputs classifiers context_attention reward_function rewards
+    model_inputs
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
