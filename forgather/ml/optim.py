@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from forgather.errors import TrainingError, nearest
+from forgather.ml.host_reads import host_can_read
 
 NO_DECAY = ("bias", "norm")
 """The kinds of parameters without weight decay, as in transformers."""
@@ -146,9 +147,14 @@ def adamw(
         lr: the learning rate.
         weight_decay: the weight decay of the parameters that decay.
         no_decay: the kinds of parameters without weight decay; see `decay_groups`.
-        **settings: further arguments of AdamW, such as `betas` and `eps`.
+        **settings: further arguments of AdamW, such as `betas` and `eps`. On an accelerator `fused` is True unless it
+            or `foreach` is given.
     """
-    return AdamW(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
+    groups = decay_groups(model, weight_decay, no_decay)
+    # On an accelerator one kernel updates all weights; on a CPU the bits of earlier releases stay.
+    if "foreach" not in settings and not any(host_can_read(one.device) for group in groups for one in group["params"]):
+        settings.setdefault("fused", True)
+    return AdamW(groups, lr=lr, weight_decay=weight_decay, **settings)
 
 
 def sgd(

@@ -186,7 +186,7 @@ entry point:
 
 TRAINING = """
 ml foundation:
-    argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+    argument_values host_reads hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
     anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
@@ -252,7 +252,7 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model
+    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model strategy.optimizer_step
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks

@@ -343,15 +343,41 @@ def iterate_in_step(items: Iterator[T]) -> Iterator[T]:
     nothing: Any = object()
     for number in range(1 << 62):
         item = next(items, nothing)
-        # One sum per item tells each rank how many ranks have one; all of them then take the same branch.
-        present = int(all_sum(float(item is not nothing)))
-        if 0 < present < dist.get_world_size():
-            raise DistributedError(
-                f"the data ended after {plural(number, 'batch', 'batches')} on {dist.get_world_size() - present} of "
-                f"{dist.get_world_size()} processes, and continues on the others",
-                code="FG855",
-                hint="a data set without a length must give the same rows on every process, whatever its rank",
-            )
+        require_all_or_none(item is not nothing, number)
         if item is nothing:
             return
         yield item
+
+
+def require_all_or_none(has_next: bool, number: int) -> None:
+    """Raises an error if some ranks have a further item and others do not. Collective: every rank must call it.
+
+    Args:
+        has_next: whether this rank has a further item.
+        number: the number of items so far.
+
+    Raises:
+        DistributedError: FG855, on every rank, if some ranks have a further item and others do not.
+    """
+    if is_multi_process():
+        # One sum per item tells each rank how many ranks have one; all of them then take the same branch.
+        refuse_some(int(all_sum(float(has_next))), number)
+
+
+def refuse_some(present: int, number: int) -> None:
+    """Raises an error if some ranks, but not all, have a further item.
+
+    Args:
+        present: the number of ranks that have one.
+        number: the number of items so far.
+
+    Raises:
+        DistributedError: FG855 if some ranks have a further item and others do not.
+    """
+    if 0 < present < dist.get_world_size():
+        raise DistributedError(
+            f"the data ended after {plural(number, 'batch', 'batches')} on {dist.get_world_size() - present} of "
+            f"{dist.get_world_size()} processes, and continues on the others",
+            code="FG855",
+            hint="a data set without a length must give the same rows on every process, whatever its rank",
+        )

@@ -2,11 +2,12 @@
 
 A `Mesh` is created from a `Layout` and an initialized process group. Every axis has a process group, even an axis of
 size one, so that a collective over an axis needs no special case. All ranks create the same groups in the same order.
-Each group has the timeout of the default group.
+Each group has the timeout of the default group. A step asks for groups often, so each is looked up once.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from forgather.ml.distributed.group import apply_training_timeout
 from forgather.ml.distributed.layout import Layout, Position
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """A grid of ranks with one axis per kind of parallelism.
 
@@ -56,12 +57,12 @@ class Mesh:
         dp = _joined(whole, "dp_replicate", "dp_shard", name="dp")
         return cls(layout, layout.position(dist.get_rank()), whole, dp, _shards(whole, layout))
 
-    @property
+    @functools.cached_property
     def pp(self) -> DeviceMesh:
         """The pipeline-parallel axis of the mesh."""
         return self.whole["pp"]
 
-    @property
+    @functools.cached_property
     def tp(self) -> DeviceMesh:
         """The tensor-parallel axis of the mesh."""
         return self.whole["tp"]
@@ -71,20 +72,28 @@ class Mesh:
         """The process group of this rank along the data-parallel axis."""
         return self.dp.get_group()
 
-    @property
+    @functools.cached_property
     def pp_group(self) -> Any:
         """The process group of the pipeline stages of this rank's replica."""
         return self.pp.get_group()
 
-    @property
+    @functools.cached_property
     def tp_group(self) -> Any:
         """The process group of this rank along the tensor-parallel axis."""
         return self.tp.get_group()
 
-    @property
+    @functools.cached_property
     def cp_group(self) -> Any:
         """The process group of the ranks that divide the positions of the same rows."""
         return self.whole["cp"].get_group()
+
+    @functools.cached_property
+    def replica_coordinates(self) -> dict[str, int]:
+        """The coordinate of this rank on each axis but the pipeline's, whose ranks have other weights each."""
+        found = {axis: self.whole.get_local_rank(axis) for axis in ("dp_replicate", "dp_shard", "tp")}
+        if (size := self.layout.context_parallel_size) > 1:
+            found["dp_shard_cp"] = found.pop("dp_shard") * size + self.whole.get_local_rank("cp")
+        return found
 
     def stages_and_replicas(self) -> Any:
         """Returns a new process group of all ranks with the same tensor-parallel rank: all stages of all replicas.

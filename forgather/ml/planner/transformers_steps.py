@@ -213,6 +213,7 @@ class TransformersSteps(ModelStrategy):
         want_norm: bool,
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
+        squares: Tensor | None = None,
     ) -> Update:
         """Clips the gradients, steps the optimizer and zeroes the gradients, as the trainer does."""
         trainer = self._trainer

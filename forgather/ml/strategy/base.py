@@ -83,6 +83,11 @@ class Strategy(Protocol):
     rule: LossRule
     optimizer: Optimizer | None
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the optimizer's `found_inf`, a flag on the device, can leave out a step."""
+        ...
+
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, places the model on devices, and applies the recipe's `prepare` steps."""
         ...
@@ -121,6 +126,16 @@ class Strategy(Protocol):
         """
         ...
 
+    def share_of_squares(self) -> Tensor | None:
+        """Returns what this rank adds to the square of the gradients' norm, before `update`.
+
+        None if `update` measures the norm without a collective, or can measure it only by itself.
+
+        Shapes:
+            Returns a scalar tensor.
+        """
+        ...
+
     def update(
         self,
         *,
@@ -128,6 +143,7 @@ class Strategy(Protocol):
         want_norm: bool,
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
+        squares: Tensor | None = None,
     ) -> Update:
         """Clips the gradients, steps the optimizer and zeroes the gradients.
 
@@ -139,6 +155,8 @@ class Strategy(Protocol):
                 weights are unchanged. If it returns True, the gradients are dropped and the step is skipped.
             after_step: a function that is called after the step, unless the step is skipped. The gradients are not yet
                 zeroed when it is called, unless the strategy steps and zeroes in one operation.
+            squares: the square of the norm, summed over all ranks from their `share_of_squares`. None to measure the
+                norm here, if it is needed.
 
         Returns:
             The gradient norm before clipping, and whether the step was skipped.

@@ -44,7 +44,7 @@ _INSTEAD = "remove context_parallel_size, and shard the weights (fsdp: true)"
 
 
 class SequenceParts:
-    """Divides batches over the ranks of a context-parallel group, and sums their losses.
+    """Divides batches over the ranks of a context-parallel group.
 
     Args:
         group: the process group of the ranks that read the same rows.
@@ -118,16 +118,6 @@ class SequenceParts:
                 code="FG709",
                 hint=_INSTEAD,
             )
-
-    def sum_of_parts(self, loss: Tensor) -> Tensor:
-        """Returns the sum of a loss over the ranks of the group. Collective: every rank of the group must call it.
-
-        Shapes:
-            loss: a scalar tensor. Returns a scalar tensor.
-        """
-        total = loss.detach().clone()
-        dist.all_reduce(total, group=self._group)
-        return total
 
 
 def _refuse_batch(batch: Any) -> None:

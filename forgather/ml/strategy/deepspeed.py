@@ -139,6 +139,7 @@ class DeepSpeedZero:
     view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None = None
+    skips_on_device = False  # the engine steps, and knows no flag
 
     def __init__(
         self,
@@ -304,6 +305,10 @@ class DeepSpeedZero:
                 after_micro_batch()
         return total
 
+    def share_of_squares(self) -> Tensor | None:
+        """Returns None: the engine measures the norm."""
+        return None
+
     def update(
         self,
         *,
@@ -311,6 +316,7 @@ class DeepSpeedZero:
         want_norm: bool,
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
+        squares: Tensor | None = None,
     ) -> Update:
         """Clips, steps and zeroes by one call of the engine; see `Strategy.update` for the arguments.
 

@@ -32,7 +32,7 @@ from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
-from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
+from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 from forgather.ml.strategy.state import whole_model_state
@@ -156,6 +156,13 @@ class Sharded(ModelStrategy):
         # Each slice computed a part of these gradients. A parameter that no slice used stays without a gradient.
         used = [parameter for parameter in self._partial_over_slices if parameter.grad is not None]
         sum_gradients(used, self.mesh.tp_group, self.topology.device)
+
+    def share_of_squares(self) -> Tensor | None:
+        """Returns what this rank adds to the square of the gradients' norm; see `Strategy.share_of_squares`."""
+        if self.precision.scales:
+            return None
+        self._complete_gradients()
+        return share_of_squares(self._parameters, self.mesh.replica_coordinates, self.topology.device)
 
     def _grad_norm(self) -> Tensor:
         return grad_norm(self._parameters)

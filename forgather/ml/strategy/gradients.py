@@ -9,7 +9,7 @@ accelerator.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
+
+from forgather.ml.host_reads import host_can_read
 
 
 @torch.no_grad()
@@ -56,6 +58,50 @@ def grad_norm(
         squares = squares.to(torch.float64)  # stages may hold weights of different dtypes
         dist.all_reduce(squares, group=pp_group)
     return squares.sqrt().to(kind)
+
+
+@torch.no_grad()
+def share_of_squares(
+    parameters: Iterable[nn.Parameter],
+    coordinates: Mapping[str, int],
+    device: torch.device,
+    *,
+    weights_counted_once: Collection[nn.Parameter] = (),
+) -> Tensor:
+    """Returns what this rank adds to the square of the norm of all gradients: summed over all ranks, it is the square.
+
+    Sends nothing, so that the sum can be part of a collective that a step has anyway.
+
+    Args:
+        parameters: the parameters on this rank. A parameter that is given several times is counted once.
+        coordinates: the coordinate of this rank on each axis along which ranks may have the same gradients, by name.
+        device: the device of the result.
+        weights_counted_once: the tied parameters that this rank leaves out, because another stage counts its own copy.
+
+    Shapes:
+        Returns a scalar tensor, in float64.
+    """
+    left_out = {id(parameter) for parameter in weights_counted_once}
+    by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in {id(parameter): parameter for parameter in parameters}.values():
+        gradient = parameter.grad
+        if gradient is not None and id(parameter) not in left_out and _counts_here(gradient, coordinates):
+            local = local_part(gradient)
+            by_device.setdefault((local.device, local.dtype), []).append(local)
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for gradients in by_device.values():
+        norms = torch.stack(torch._foreach_norm(gradients))
+        squares += norms.to(device, torch.float64).square().sum()
+    return squares
+
+
+def _counts_here(gradient: Tensor, coordinates: Mapping[str, int]) -> bool:
+    """Returns whether this rank is the first of those that have the same part of a gradient."""
+    sharded: set[str] = set()
+    if isinstance(gradient, DTensor):
+        axes = gradient.device_mesh.mesh_dim_names or ()
+        sharded = {axis for axis, placement in zip(axes, gradient.placements, strict=True) if placement.is_shard()}
+    return all(place == 0 for axis, place in coordinates.items() if axis not in sharded)
 
 
 @torch.no_grad()
@@ -128,7 +174,7 @@ def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
     whole = isinstance(value, int)
     total = torch.tensor(value, dtype=torch.int64 if whole else torch.float64, device=device)
     dist.all_reduce(total, group=group)
-    if device.type == "cpu":
+    if host_can_read(device):
         return total.item()
     return total if whole else total.float()
 

@@ -25,6 +25,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
+from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
     local_optimizer_state,
@@ -63,6 +64,8 @@ class ModelStrategy:
     _sequence: SequenceParts | None = None
     """What divides the positions of rows over ranks; None if each rank computes whole rows."""
     _parameters: list[nn.Parameter]
+    _step: OptimizerStep
+    _is_reduced = False
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, moves the model to the device, and applies the `prepare` steps."""
@@ -99,7 +102,13 @@ class ModelStrategy:
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the model. It must be called after `build`."""
         self.optimizer = self._recipe.make_optimizer(self.local)
+        self._step = OptimizerStep(self.optimizer)
         return self.optimizer
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the optimizer's `found_inf`, a flag on the device, can leave out a step."""
+        return self._step.can_skip
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the parameters on this rank that the optimizer has, by their names in the whole model."""
@@ -119,6 +128,7 @@ class ModelStrategy:
         Shapes:
             Returns a scalar tensor.
         """
+        self._is_reduced = False
         # Not in every step: `train()` visits each module.
         if not self.local.training:
             self.engine.train()
@@ -130,7 +140,7 @@ class ModelStrategy:
             total = total if loss is None else total + loss
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
-        return total if self._sequence is None else self._sequence.sum_of_parts(total)
+        return total
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         """Adds the gradients of a micro-batch, and returns its loss, or None on a rank that computes no loss."""
@@ -162,6 +172,7 @@ class ModelStrategy:
         want_norm: bool,
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
+        squares: Tensor | None = None,
     ) -> Update:
         """Clips the gradients, steps the optimizer and zeroes the gradients; see `Strategy.update` for the arguments.
 
@@ -171,25 +182,42 @@ class ModelStrategy:
             The gradient norm is a scalar tensor.
         """
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        # Before the norm is measured: it must be the norm of the complete gradients, so that it is equal on all ranks
-        # and all of them make the same decision.
-        self._reduce_gradients()
+        self._complete_gradients()
         if self.precision.unscale(self.optimizer):
             self.discard()
             self.precision.update_scale()
             return Update(skipped=True)
-        norm = self._grad_norm() if max_norm > 0 or want_norm else None
+        norm = None
+        if max_norm > 0 or want_norm:
+            norm = self._grad_norm() if squares is None else squares.sqrt().to(self._norm_dtype)
         if norm is not None and max_norm > 0:
             self._clip_gradients(norm, max_norm)
         if before_step(norm):
             self.discard()
             self.precision.keep_scale()
             return Update(grad_norm=norm, skipped=True)
-        self.optimizer.step()
+        self._step()
         after_step()
         self.precision.update_scale()
         self.discard()
         return Update(grad_norm=norm)
+
+    def share_of_squares(self) -> Tensor | None:
+        """Returns what this rank adds to the square of the gradients' norm; see `Strategy.share_of_squares`."""
+        return None
+
+    def _complete_gradients(self) -> None:
+        # Before the norm is measured: it must be the norm of the complete gradients, so that it is equal on all ranks
+        # and all of them make the same decision.
+        if not self._is_reduced:
+            self._reduce_gradients()
+            self._is_reduced = True
+
+    @property
+    def _norm_dtype(self) -> torch.dtype:
+        dtypes = {parameter.grad.dtype for parameter in self._parameters if parameter.grad is not None}
+        # A stage without gradients does not know the dtype of the others.
+        return torch.float64 if torch.float64 in dtypes or not dtypes else torch.float32
 
     def _reduce_gradients(self) -> None:
         """Sums over ranks the gradients that the backward passes of this optimizer step did not sum."""

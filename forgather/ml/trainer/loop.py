@@ -68,7 +68,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
     denom = loss_divisor(window.num_valid)
     window = window_with_divergence(strategy, window)
     share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
-    loss = run.check_loss(share)
+    loss, squares = run.check_step(share)
     if run.guard.bad is not None:
         # Gradients of a bad loss would otherwise be added to those of the next window.
         strategy.discard()
@@ -78,6 +78,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
         want_norm=run.want_norm,
         before_step=run.before_update,
         after_step=run.after_update,
+        squares=squares,
     )
     return loss if run.guard.bad is None else None, update
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.ml.host_reads import host_can_read
 from forgather.ml.memory import memory_facts
 from forgather.ml.types import Update, Window
 
@@ -33,7 +34,10 @@ class AsyncHostCopy:
     def __init__(self, values: Tensor) -> None:
         self._event: torch.Event | None = None
         self._values = values
-        if values.device.type != "cpu":
+        if values.device.type == "cpu":
+            # The next step may write into the same memory.
+            self._values = values if host_can_read(values.device) else values.clone()
+        else:
             # A copy to pageable memory would wait for the device.
             self._values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self._event = torch.accelerator.current_stream(values.device).record_event()

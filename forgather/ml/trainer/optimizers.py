@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,8 +22,10 @@ from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
 from forgather.ml import bitsandbytes_optim
+from forgather.ml.host_reads import host_can_read
 from forgather.ml.log import get_logger
 from forgather.ml.optim import decay_groups, split_for_loraplus
+from forgather.ml.strategy.optimizer_step import by_mesh, inner_optimizers
 from forgather.ml.strategy.state import names_of
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -92,7 +94,7 @@ def _prepared(
         bitsandbytes_optim.refuse_shards(optimizer)
     ratio = getattr(args, "loraplus_lr_ratio", None)
     if ratio is not None:
-        if next(_inner_optimizers(optimizer)) is not optimizer:
+        if next(inner_optimizers(optimizer)) is not optimizer:
             raise TrainingError(
                 f"loraplus_lr_ratio needs an optimizer with one list of groups, and {type(optimizer).__name__} has "
                 "optimizers inside",
@@ -102,20 +104,24 @@ def _prepared(
         split_for_loraplus(optimizer, named, ratio=ratio, embedding_lr=args.loraplus_lr_embedding)
     if groups:
         groups.split(optimizer, named)
-    for one in _inner_optimizers(optimizer):
+    for one in inner_optimizers(optimizer):
         _update_meshes_apart(one)
     return optimizer
 
 
 def _update_meshes_apart(optimizer: Optimizer) -> None:
-    """Switches off `foreach` for groups whose weights cannot be updated by one operator.
+    """Sets `foreach` for groups whose weights cannot be updated by one operator.
 
     On a GPU, torch takes it by default even for a group with DTensors and plain tensors, and then fails at the first
-    step.
+    step. `OptimizerStep` gives it the weights of one mesh at a time.
     """
     for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not _is_of_one_mesh(group["params"]):
-            group["foreach"] = False
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and _several(group["params"]):
+            group["foreach"] = not all(host_can_read(parameter.device) for parameter in group["params"])
+
+
+def _several(parameters: list[nn.Parameter]) -> bool:
+    return len(by_mesh(parameters)) > 1
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:
@@ -145,13 +151,15 @@ def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
 def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     groups = decay_groups(model, args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
+    trained = [one for group in groups for one in group["params"]]
     if args.optim == "adamw_torch_fused":
+        # On a CPU, weights of several meshes keep the update of earlier releases.
         return torch.optim.AdamW(
             groups,
             lr=lr,
             betas=betas,
             eps=args.adam_epsilon,
-            fused=_is_of_one_mesh([one for group in groups for one in group["params"]]),
+            fused=not _several(trained) or not all(host_can_read(parameter.device) for parameter in trained),
         )
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
@@ -175,14 +183,6 @@ def _bitsandbytes_optimizer(model: nn.Module, groups: list[dict[str, Any]], args
     if bitsandbytes_optim.is_paged_in_vain(args.optim, groups[0]["params"][0].device):
         _log.info("%s: a CPU has no paged memory; the state stays in memory, and the updates are the same", args.optim)
     return optimizer
-
-
-def _is_of_one_mesh(parameters: Iterable[nn.Parameter]) -> bool:
-    """Returns whether one operator can update all parameters.
-
-    torch cannot mix DTensors and plain tensors, or DTensors of different meshes, in one operator.
-    """
-    return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
 
 
 def refuse_uncallable(**factories: Any) -> None:
@@ -297,27 +297,13 @@ def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
     """
     names = names_of(model)
     found: dict[int, dict[str, Any]] = {}
-    for part in _inner_optimizers(optimizer):
+    for part in inner_optimizers(optimizer):
         found |= _state_after_a_step(part)
     return {
         name: _bytes_in_checkpoint(found[number] if number in found else _adam_state(parameter), name)
         for parameter in model.parameters()
         if parameter.requires_grad and (name := names.get(number := id(parameter)))
     }
-
-
-def _inner_optimizers(optimizer: Any) -> Iterator[Optimizer]:
-    """Yields the optimizers that are stored in the attributes of a composite optimizer.
-
-    Yields the given optimizer if it is not a composite one.
-    """
-    held = [one for value in vars(optimizer).values() for one in (value if isinstance(value, list) else [value])]
-    inner = [one for one in held if isinstance(one, Optimizer)]
-    if inner:
-        for one in inner:
-            yield from _inner_optimizers(one)
-    elif isinstance(optimizer, Optimizer):
-        yield optimizer
 
 
 def _state_after_a_step(optimizer: Optimizer) -> dict[int, dict[str, Any]]:

@@ -49,7 +49,7 @@ from forgather.ml.trainer.save_policy import CheckpointSaver
 from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
-from forgather.ml.trainer.synchronization import RunSync
+from forgather.ml.trainer.synchronization import RunSync, has_foreign
 from forgather.ml.trainer.transformers_resume import restore_transformers
 from forgather.ml.trainer.utilization import Utilization
 from forgather.ml.trainer.weight_average import WeightAverage
@@ -104,7 +104,13 @@ class Run:
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.utilization = Utilization(str(self.args.logging_dir))
         self.clock = StepClock(lambda: bool(session.dispatcher.listeners("on_step_record")), self._send_record)
-        self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
+        self.guard = choose_guard(
+            self.args,
+            strategy.optimizer,
+            strategy.topology.device,
+            skips_on_device=strategy.skips_on_device,
+            rank=strategy.topology.rank,
+        )
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
         parts = (session, strategy, storage, self.sync, self._training_state)
@@ -228,7 +234,34 @@ class Run:
             TrainingError: FG818 if the loss is not finite and the run must end.
         """
         self.clock.enter("sync")
-        return self.guard.loss(self.sync.loss(share), self.session.state.global_step + 1)
+        return self.guard.loss(self.sync.step(share)[0], self.session.state.global_step + 1)
+
+    def check_step(self, share: Tensor) -> tuple[float | Tensor, Tensor | None]:
+        """Returns what `check_loss` does, and the squared gradient norm; reads the next window of rows ahead.
+
+        The squared norm is None if the strategy measures the norm in its update.
+
+        Args:
+            share: the part of the loss that this process computed.
+
+        Shapes:
+            share: a scalar tensor. The loss is as in `check_loss`; the squared norm is a scalar tensor.
+
+        Raises:
+            TrainingError: FG818 if the loss is not finite and the run must end.
+        """
+        self.clock.enter("sync")
+        has_norm = self.sync.several and (self.args.max_grad_norm > 0 or self.want_norm)
+        squares = self.strategy.share_of_squares() if has_norm else None
+        loss, squares = self.sync.step(share, squares, looks_ahead=self._looks_ahead)
+        self.clock.enter("sync")
+        return self.guard.loss(loss, self.session.state.global_step + 1), squares
+
+    @property
+    def _looks_ahead(self) -> bool:
+        # A callback of the user may change what is read next, or end the run or the epoch before it is read.
+        state = self.session.state
+        return state.global_step + 1 < state.max_steps and not has_foreign(self.session.dispatcher.callbacks)
 
     def _send_record(self, record: StepRecord) -> None:
         self.session.send("on_step_record", record=record, report=self.session.report)

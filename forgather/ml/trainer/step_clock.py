@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.ml.host_reads import host_can_read
 from forgather.ml.trainer.meter import AsyncHostCopy
 from forgather.ml.types import StepRecord, Update, Window
 
@@ -88,7 +89,9 @@ class StepClock:
 
     def _add(self, record: StepRecord, **values: float | Tensor | None) -> None:
         on_device = {
-            name: value for name, value in values.items() if isinstance(value, Tensor) and value.device.type != "cpu"
+            name: value
+            for name, value in values.items()
+            if isinstance(value, Tensor) and not host_can_read(value.device)
         }
         known: dict[str, Any] = {name: _number(value) for name, value in values.items() if name not in on_device}
         record = replace(record, **known)

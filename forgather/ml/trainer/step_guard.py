@@ -1,10 +1,10 @@
 """Step guards: checks of loss and gradient norm before an optimizer step changes the weights.
 
-`FiniteGuard` stops the run at the first loss or norm that is not finite. With a fused optimizer on an accelerator, the
-host does not wait for the device: the optimizer skips the step on the device, and the host reads the result a few steps
-later. With other optimizers the host waits for the loss and the norm. `BadSteps` also detects spikes (unusually large
-gradient norms), and can skip steps or request a rewind; the host always waits. With both guards, a step whose loss or
-norm is bad does not change the weights.
+`FiniteGuard` stops the run at the first loss or norm that is not finite. On an accelerator the host does not wait for
+the device: the step is left out on the device, and the host reads the result a few steps later. With DeepSpeed, and
+with an optimizer of an unknown library, the host waits for the loss and the norm. `BadSteps` also detects spikes
+(unusually large gradient norms), and can skip steps or request a rewind; the host always waits. With both guards, a
+step whose loss or norm is bad does not change the weights.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from forgather.errors import TrainingError
 from forgather.ml.distributed import collectives
+from forgather.ml.host_reads import host_can_read
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.meter import AsyncHostCopy
 
@@ -100,16 +101,18 @@ class FiniteGuard(StepGuard):
     """A step guard that stops the run at a loss or a norm that is not finite.
 
     Args:
-        optimizer: the optimizer of the run. If it is fused, it can skip a step on the device.
+        optimizer: the optimizer of the run.
         device: the device of the losses.
+        skips_on_device: whether the optimizer's `found_inf` can leave out a step on the device.
         rank: the rank of this process, which error messages contain.
     """
 
-    def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
+    def __init__(self, optimizer: Any, device: torch.device, *, skips_on_device: bool = True, rank: int) -> None:
         super().__init__(rank=rank)
         self.optimizer = optimizer
-        # Fused optimizers of torch skip the step on the device if `found_inf` is set, as for a gradient scaler.
-        self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
+        # Fused optimizers of torch skip the step on the device if `found_inf` is set, as for a gradient scaler; for
+        # others, the strategy undoes it.
+        self.waits = host_can_read(device) or not skips_on_device
         # A list: the device may be several steps behind the host.
         self._pending: list[tuple[int, AsyncHostCopy]] = []
 
@@ -335,18 +338,21 @@ class BadSteps(StepGuard):
             self._window.load_state_dict({"norms": [], **state})
 
 
-def choose_guard(args: TrainingArguments, optimizer: Any, device: torch.device, *, rank: int) -> StepGuard:
+def choose_guard(
+    args: TrainingArguments, optimizer: Any, device: torch.device, *, skips_on_device: bool = True, rank: int
+) -> StepGuard:
     """Returns the step guard of a run.
 
     Args:
         args: the training arguments, whose `bad_step_policy` and `spike_threshold` select the guard.
         optimizer: the optimizer of the run.
         device: the device of the losses.
+        skips_on_device: whether the optimizer's `found_inf` can leave out a step on the device.
         rank: the rank of this process, which error messages contain.
     """
     # The guard that does not wait for the device suffices here.
     if args.bad_step_policy == Policy.STOP and args.spike_threshold is None:
-        return FiniteGuard(optimizer, device, rank=rank)
+        return FiniteGuard(optimizer, device, skips_on_device=skips_on_device, rank=rank)
     return BadSteps(args, rank=rank)
 
 

@@ -1,33 +1,54 @@
-"""Synchronizes values between the processes of a run in each step: target counts, loss, control flags, stop requests.
+"""Synchronizes values between the processes of a run in each step: target counts, loss, norm, flags, stop requests.
 
-With a single process there is no communication. With several processes each step needs two all-reduces, one for the
-counts and one for the loss. On an accelerator the host waits for neither of them, and reads the counts at the end of
-the step. If training runs on the CPU and every process is a data-parallel rank, stop requests are sent with the sum of
-the loss; otherwise they have a separate all-reduce between hosts. A stop request that a process receives before it has
-computed its loss stops the run at the end of the same step. A later request stops the run at the end of the next step,
-or after an evaluation or save before that. The same sum tells all processes that the main process has control requests.
+With a single process there is no communication. With several processes each step has one all-reduce, after its backward
+pass: the sum of the loss, of the squared gradient norm, of the stop requests, and of the counts of the next window (the
+micro-batches of the next optimizer step), which is read one step ahead. The first window of an epoch, and all windows
+if a callback of the user may change what is read, have an all-reduce of their own for their counts.
+
+On an accelerator the host does not wait for the all-reduce: it reads the counts and the stop requests one step later. A
+stop request that a process receives before it has computed its loss stops the run at the end of the same step on a CPU,
+and of the next step on an accelerator, or after an evaluation or save before that. The same sum tells all processes
+that the main process has control requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from forgather.interrupt import REQUEST_CODE, Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
+from forgather.ml.host_reads import host_can_read
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.meter import AsyncHostCopy
 from forgather.ml.types import Window
+
+
+@dataclass
+class _Ahead:
+    """A window that was read before its step.
+
+    Args:
+        window: the window; None if there is no further one.
+        error: what reading it raised; it is raised again when the window is asked for.
+        present: the number of ranks that have a further window.
+    """
+
+    window: Window | None = None
+    error: Exception | None = None
+    present: float | None = None
 
 
 class RunSync:
     """The collectives of a run that are not part of the strategy.
 
     Args:
-        strategy: the strategy, whose `reduce` sums tensors over processes.
+        strategy: the strategy, whose ranks contribute to sums.
         interrupt: the record of whether this process was asked to stop.
     """
 
@@ -38,10 +59,16 @@ class RunSync:
         self.interrupt = interrupt
         self._device = topology.device
         self._counts_differ = topology.dp_size > 1
-        # The sum of losses reaches every process only if each of them is a data-parallel rank, and only on the CPU can
-        # it be read without waiting.
-        self._stop_with_loss = topology.dp_size == topology.world_size and topology.device.type == "cpu"
+        # Ranks with the same rows have the same loss and counts: one of them contributes to the sums. Ranks that divide
+        # the positions of the same rows have the same counts, and a part of the loss each.
+        self._contributes = topology.has_loss and strategy.layout.position(topology.rank).tensor == 0
+        self._contributes_counts = self._contributes and topology.cp_rank == 0
+        self._source: Iterator[Window] | None = None
+        self._has_length = True
+        self._ahead: _Ahead | None = None
         self._counts: AsyncHostCopy | None = None
+        self._next_counts: AsyncHostCopy | None = None
+        self._sums: AsyncHostCopy | None = None
         self._stop_sum: collectives.AsyncSum | None = None
         self._stop: KeyboardInterrupt | None = None
         self.has_requests: Callable[[], bool] = bool
@@ -61,30 +88,55 @@ class RunSync:
         Raises:
             DistributedError: FG855 if the data has no length and ends earlier on one process than on another.
         """
-        for window in own if has_length else collectives.iterate_in_step(own):
-            if self._counts_differ:
-                self._add_counts(window)
+        self._source, self._has_length, self._ahead, self._next_counts = own, has_length, None, None
+        number = 0
+        while True:
+            ahead, self._ahead = self._ahead, None
+            if ahead is None:
+                window = next(own, None)
+                if not has_length:
+                    collectives.require_all_or_none(window is not None, number)
+                if window is not None and self._counts_differ:
+                    self._add_counts(window)
+            else:
+                window = self._taken(ahead, number)
+            if window is None:
+                return
+            number += 1
             yield window
 
+    def _taken(self, ahead: _Ahead, number: int) -> Window | None:
+        if ahead.error is not None:
+            raise ahead.error
+        if not self._has_length and ahead.present is not None:
+            collectives.refuse_some(int(ahead.present), number)
+        self._counts, self._next_counts = self._next_counts, None
+        if ahead.window is not None and self._counts is not None and host_can_read(self._device):
+            self.set_host_counts(ahead.window)
+        return ahead.window
+
     def _add_counts(self, window: Window) -> None:
-        valid = window.num_valid
-        known = 0.0 if isinstance(valid, Tensor) else float(valid)
-        # float64 adds counts exactly up to 2**53.
-        sizes = (window.num_tokens, window.num_rows, window.num_unpadded)
-        counts = torch.tensor([known, *sizes], dtype=torch.float64)
-        if self._device.type != "cpu":
-            # Pinned: a copy from pageable memory would synchronize with the device.
-            counts = counts.pin_memory().to(self._device, non_blocking=True)
-        # A loss rule may count targets on the device; copying that count here does not wait for it.
-        if isinstance(valid, Tensor):
-            counts[0] = valid
-        counts = self._strategy.reduce(counts)
+        counts = self._strategy.reduce(self._on_device([0.0, *_sizes(window)], window))
         self._counts = AsyncHostCopy(counts)
-        if self._device.type == "cpu":
+        if host_can_read(self._device):
             window.num_valid = counts[0].item()
             self.set_host_counts(window)
         else:
             window.num_valid = counts[0]
+
+    def _on_device(self, values: list[float], window: Window | None) -> Tensor:
+        """Returns numbers on the device, of which the first is the number of valid targets of a window."""
+        valid = None if window is None else window.num_valid
+        values[0] = 0.0 if valid is None or isinstance(valid, Tensor) else float(valid)
+        # float64 adds counts exactly up to 2**53.
+        numbers = torch.tensor(values, dtype=torch.float64)
+        if self._device.type != "cpu":
+            # Pinned: a copy from pageable memory would synchronize with the device.
+            numbers = numbers.pin_memory().to(self._device, non_blocking=True)
+        # A loss rule may count targets on the device; copying that count here does not wait for it.
+        if isinstance(valid, Tensor):
+            numbers[0] = valid
+        return numbers
 
     def set_host_counts(self, window: Window) -> None:
         """Sets the numbers of tokens and rows of a window to the sums over all data-parallel ranks.
@@ -92,32 +144,68 @@ class RunSync:
         A window is the micro-batches of one optimizer step.
         """
         if self._counts is not None:
-            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, self._counts.read().tolist())
+            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, self._counts.read().tolist()[:4])
             self._counts = None
 
-    def loss(self, share: Tensor) -> Tensor:
-        """Returns the loss summed over all processes, and exchanges stop requests.
+    def step(
+        self, share: Tensor, squares: Tensor | None = None, *, looks_ahead: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the loss and the squared norm, summed over all processes, and exchanges stop requests.
 
         Collective: every process must call it.
 
         Args:
             share: the part of the loss that this process computed.
+            squares: what this process adds to the square of the gradient norm; None if the norm is measured elsewhere.
+            looks_ahead: whether to read the next window and sum its counts. It must be equal on every process.
 
         Shapes:
-            share: a scalar tensor. Returns a scalar tensor.
+            share, squares: scalar tensors. Returns scalar tensors.
         """
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
-            return loss
-        if self._stop_with_loss:
-            # One all-reduce for both: on the CPU a second one would cost each step a round trip.
-            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self._code)]))
-            self._record_stop(sums[1].item())
-            return sums[0]  # type: ignore[no-any-return]
-        # Started before the reduction of the loss, and read at the end of the step: the host waits for neither.
-        self._start_stop_sum()
-        loss = self._strategy.reduce(share)
-        return loss
+            return loss, squares
+        if looks_ahead:
+            self._ahead = self._read_ahead()
+        window = self._ahead.window if self._ahead is not None else None
+        sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
+        sums = self._on_device(
+            [0.0, *sizes, self._code, float(window is not None)], window if self._contributes_counts else None
+        )
+        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
+        shares = (share.detach() if self._contributes else nothing, nothing if squares is None else squares)
+        sums = torch.cat([sums, torch.stack([value.to(self._device, torch.float64) for value in shares])])
+        dist.all_reduce(sums)
+        self._receive(sums)
+        # The ranks of early stages do not know in which dtype the loss was computed.
+        kind = share.dtype if self._strategy.layout.pipeline_parallel_size == 1 else torch.float64
+        return sums[6].to(kind), None if squares is None else sums[7]
+
+    def _receive(self, sums: Tensor) -> None:
+        """Takes counts and stop requests from the sums: at once if the host can read them, else one step later."""
+        ahead = self._ahead
+        if host_can_read(self._device):
+            valid, *_, codes, present, _, _ = sums.tolist()
+            self._record_stop(codes)
+        else:
+            if self._sums is not None:
+                # Of the step before: the device has finished it when it computes this one.
+                *_, codes, present, _, _ = self._sums.read().tolist()
+                self._record_stop(codes)
+            self._sums, valid, present = AsyncHostCopy(sums), sums[0], None
+        if ahead is None:
+            return
+        ahead.present = present
+        if ahead.window is not None and self._counts_differ:
+            ahead.window.num_valid = valid
+            self._next_counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
+
+    def _read_ahead(self) -> _Ahead:
+        assert self._source is not None, "a step has a window"  # noqa: S101
+        try:
+            return _Ahead(next(self._source, None))
+        except Exception as error:  # noqa: BLE001 - it is raised again when the window is asked for
+            return _Ahead(error=error)
 
     def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
         """Broadcasts the control flags of the main process if callbacks of the user may have set different flags.
@@ -130,7 +218,7 @@ class RunSync:
             callbacks: the callbacks of the run.
         """
         # Only with callbacks of the user: otherwise every step would need one more collective.
-        if self.several and any(_is_foreign(callback) for callback in callbacks):
+        if self.several and has_foreign(callbacks):
             agreed = collectives.broadcast_from_main([getattr(control, name) for name in _SWITCHES])
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
@@ -192,5 +280,10 @@ class RunSync:
 _SWITCHES = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
 
 
-def _is_foreign(callback: TrainerCallback) -> bool:
-    return type(callback).__module__.partition(".")[0] not in ("forgather", "transformers")
+def has_foreign(callbacks: Sequence[TrainerCallback]) -> bool:
+    """Returns whether some callbacks are neither of Forgather nor of transformers."""
+    return any(type(one).__module__.partition(".")[0] not in ("forgather", "transformers") for one in callbacks)
+
+
+def _sizes(window: Window) -> tuple[float, float, float]:
+    return float(window.num_tokens), float(window.num_rows), float(window.num_unpadded)

@@ -50,7 +50,9 @@ def _distance(family, attention, kind, damage=contextlib.nullcontext):
     for gradient in found:
         dist.all_reduce(gradient)
     apart = _norm(one - other for one, other in zip(found, expected, strict=True)) / _norm(expected)
-    return max(apart, float((parts.sum_of_parts(loss) - whole.detach()).abs() / whole.detach()))
+    total, whole = loss.detach().clone(), whole.detach()
+    dist.all_reduce(total)
+    return max(apart, float((total - whole).abs() / whole))
 
 
 def _norm(tensors):

@@ -32,10 +32,11 @@ from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
-from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
+from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
+from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineModel
 from forgather.ml.strategy.pipeline.local_stages import (
     LocalStages,
@@ -249,6 +250,7 @@ class Pipeline(ModelStrategy):
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the stages on this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
+        self._step = OptimizerStep(self.optimizer)
         return self.optimizer
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
@@ -282,6 +284,16 @@ class Pipeline(ModelStrategy):
         if self._sharding is None and self.topology.dp_size > 1:
             sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
         sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
+
+    def share_of_squares(self) -> Tensor | None:
+        """Returns what this rank adds to the square of the gradients' norm; see `Strategy.share_of_squares`."""
+        self._complete_gradients()
+        return share_of_squares(
+            self._parameters,
+            self.mesh.replica_coordinates,
+            self.topology.device,
+            weights_counted_once=self._counted_elsewhere,
+        )
 
     def _grad_norm(self) -> Tensor:
         return grad_norm(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
