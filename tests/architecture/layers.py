@@ -104,7 +104,7 @@ project:
     project.checks.subject
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
-    project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks

@@ -21,6 +21,8 @@ from forgather.ml.models import from_config
 from forgather.ml.strategy.context_parallel import SequenceParts, proven_families, refuse_model
 from forgather.ml.types import PaddingBatch, Topology
 from forgather.parallel_sizes import uneven_heads
+from forgather.project.check import check_project
+from forgather.project.project import Project
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.context_models import FAMILIES, model_of, rows_of_kind
@@ -207,6 +209,36 @@ def test_models_that_were_not_compared_are_refused():
 
 def _small():
     return {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+
+
+def _checked(tmp_path, config, sizes):
+    (tmp_path / "meta.yaml").write_text("name: Divided\n")
+    folder = tmp_path / "templates" / "configs"
+    folder.mkdir(parents=True)
+    (folder / "long.yaml").write_text(f"""
+main: !singleton:forgather.ml:AccelTrainer
+    model_init: !partial:forgather.ml.models:from_config
+        config: !singleton:transformers:{config}
+    args: !singleton:forgather.ml:AccelTrainingArguments
+        output_dir: out
+        {sizes}
+""")
+    return [(one.code, one.message) for one in check_project(Project("long.yaml", str(tmp_path))).findings]
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "expected"),
+    (
+        ("LlamaConfig { num_attention_heads: 4 }", "context_parallel_size: 4", None),
+        ("LlamaConfig { num_attention_heads: 4 }", "context_parallel_size: 8", ("FG758", "its 4 attention heads")),
+        ("BloomConfig { n_layer: 2 }", "context_parallel_size: 2", ("FG757", "BloomConfig")),
+        ("BloomConfig { n_layer: 2 }", "context_parallel_size: 1", None),
+    ),
+)
+def test_the_check_finds_models_that_cannot_be_divided(tmp_path, config, sizes, expected):
+    found = [each for each in _checked(tmp_path, config, sizes) if each[0] in ("FG757", "FG758")]
+    assert [expected[0]] == [code for code, _ in found] if expected else [] == found
+    assert expected is None or expected[1] in found[0][1]
 
 
 def test_heads_that_cannot_be_divided_are_refused():
