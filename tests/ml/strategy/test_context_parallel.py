@@ -260,6 +260,8 @@ def test_heads_that_cannot_be_divided_are_refused():
         (AccelTrainingArguments, {"torch_compile": True}, "FG770"),
         (AccelTrainingArguments, {"deepspeed": {"zero_optimization": {"stage": 1}}}, "FG770"),
         (AccelTrainingArguments, {"neftune_noise_alpha": 5.0}, "FG814"),
+        (AccelTrainingArguments, {"fp8": "tensorwise"}, "FG814.*divided rows"),
+        (AccelTrainingArguments, {"use_liger_kernel": True}, "FG814.*divided rows"),
         (PipelineTrainingArguments, {"split_spec": "auto"}, "FG770"),
     ),
 )
