@@ -162,6 +162,7 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": given("schedule_class") if pipelined else None,
         "replicas": apply_if_known(_replicas, shared, *map(given, _DDP)) if pipelined else None,
         "tensor": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
+        "context": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("context_parallel_size")),
         "accumulation": apply_if_known(
             _accumulation, given("gradient_accumulation_steps"), given("accumulate_grad_batches")
         ),

@@ -47,7 +47,10 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     ranks = apply_if_known(_ranks, given("pipeline_parallel_size"), stages, each) if pipelined else 1
     held = apply_if_known(_product, given("pipeline_parallel_size"), given("stages_per_rank"))
     per_replica = apply_if_known(
-        lambda ranks, tensor: _product(ranks, tensor or 1), ranks, given("tensor_parallel_size")
+        lambda ranks, tensor, context: _product(ranks, (tensor or 1) * (context or 1)),
+        ranks,
+        given("tensor_parallel_size"),
+        given("context_parallel_size"),
     )
     # Without `pipeline_parallel_size`, all processes form one pipeline.
     alone = pipelined and settings.get("pipeline_parallel_size") is None
@@ -66,6 +69,30 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "processes": processes,
         "machines": apply_if_known(_machines, processes, per_replica, given("nproc_per_node")),
     }
+
+
+def uneven_heads(heads: int, groups: int, *, size: int, tensor_size: int = 1) -> tuple[str, str] | None:
+    """Returns why attention heads cannot be divided over context-parallel ranks, and what to write; None if they can.
+
+    Args:
+        heads: the number of query heads of the model.
+        groups: the number of heads of keys and values.
+        size: the number of ranks that divide the positions of a row.
+        tensor_size: the number of ranks over which each layer is sliced.
+
+    Example:
+        >>> uneven_heads(6, 2, size=4)[0]
+        'its 6 attention heads cannot be divided over context_parallel_size 4'
+    """
+    over = f"context_parallel_size {size}" + (f" x tensor_parallel_size {tensor_size}" if tensor_size > 1 else "")
+    if heads % (size * tensor_size):
+        return f"its {heads} attention heads cannot be divided over {over}", f"give sizes whose product divides {heads}"
+    local = groups // tensor_size
+    # Fewer heads of keys and values than ranks are copied, each the same number of times.
+    if groups % tensor_size == 0 and local and local % size and size % local:
+        problem = f"its {groups} heads of keys and values can neither be divided over {over} nor be copied evenly"
+        return problem, f"give a context_parallel_size that divides {local}, or that {local} divides"
+    return None
 
 
 def apply_if_known(compute: Callable[..., Any], *values: Any) -> Any:

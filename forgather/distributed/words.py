@@ -156,7 +156,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("bf16") is None:
         defaults["fp16"] = True
     # Another way to split the model, or DeepSpeed's own mapping, takes the place of the default stage.
-    splits = ("fsdp", "tensor_parallel_size", "pipeline_parallel_size", "split_spec")
+    splits = ("fsdp", "tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size", "split_spec")
     if not any(not is_one_of(given.get(name), (None, False, 1)) for name in splits):
         defaults["deepspeed"] = {"zero_optimization": {"stage": DEFAULT_STAGE}}
     settings = {**defaults, **given}

@@ -45,7 +45,7 @@ from forgather.project.trainer_arguments import trainer_arguments
 
 _TRIED, _COMPUTED = "tried", "computed"
 _WRITTEN = "forgather.ml.strategy.deepspeed_config:written_settings"
-_SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+_SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size", "context_parallel_size")
 
 
 class ChoiceProjects:

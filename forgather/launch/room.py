@@ -12,7 +12,7 @@ from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
-_AXES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+_AXES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size", "context_parallel_size")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -271,7 +271,9 @@ def _micro_batches(project: Project, found: Mapping[str, Any], rows: int, cluste
         return int(found["settings"][STEPS])
     steps = arguments.plain(STEPS)
     given = {GLOBAL: total} | ({} if steps is None else {STEPS: steps})
-    sizes = {name: arguments.plain(name) for name in ("data_parallel_size", "tensor_parallel_size")}
+    sizes = {
+        name: arguments.plain(name) for name in ("data_parallel_size", "tensor_parallel_size", "context_parallel_size")
+    }
     world = {"world_size": cluster.gpus * cluster.nodes}
     facts = batch_facts({**given, ROWS: rows, "given": (*given, ROWS), **sizes, **world})
     return int(facts.get(STEPS, given.get(STEPS))) if facts["batch_fault"] is None else str(facts["batch_fault"])

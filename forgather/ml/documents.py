@@ -44,15 +44,23 @@ class Documents:
         positions_BT: the position of each token in its document, on the host. Positions grow by one within a document.
             None if each row is one document.
         shape: the shape (B, T) of the batch.
+        padded_rows: for each row whether a mask hides one of its tokens. None if that is not known.
 
     Shapes:
         positions_BT: (B, T), or (1, T) if all rows have the same positions. The attribute `starts_BT`: (B, T). The
             attribute `lengths`: (D,).
     """
 
-    def __init__(self, positions_BT: Tensor | None, shape: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        positions_BT: Tensor | None,
+        shape: tuple[int, int],
+        *,
+        padded_rows: tuple[bool, ...] | None = None,
+    ) -> None:
         self.positions_BT = positions_BT
         self.rows, self.row_length = shape
+        self.padded_rows = padded_rows
 
     def __getitem__(self, rows: slice) -> Documents:
         """Returns the documents in a slice of the rows.
@@ -65,7 +73,11 @@ class Documents:
         # One row of positions may stand for all rows.
         if positions_BT is not None and positions_BT.shape[0] == self.rows:
             positions_BT = positions_BT[rows]
-        return Documents(positions_BT, (number, self.row_length))
+        padded = self.padded_rows if self.padded_rows is None else self.padded_rows[rows]
+        part = Documents(positions_BT, (number, self.row_length), padded_rows=padded)
+        # Known already, if the batch was prepared: a step must not read tensors.
+        part.packed_rows = self.packed_rows[rows]
+        return part
 
     @functools.cached_property
     def starts_BT(self) -> Tensor:
@@ -101,9 +113,21 @@ class Documents:
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
     @functools.cached_property
+    def packed_rows(self) -> tuple[bool, ...]:
+        """For each row whether it has several documents."""
+        if self.positions_BT is None:
+            return (False,) * self.rows
+        return tuple((self.starts_BT.sum(dim=1) > 1).tolist())
+
+    @property
     def are_packed(self) -> bool:
         """True if at least one row has several documents."""
-        return self.positions_BT is not None and int(self.starts_BT.sum()) > self.rows
+        return any(self.packed_rows)
+
+    @property
+    def are_padded(self) -> bool | None:
+        """True if a mask hides at least one token, False if none is hidden, None if that is not known."""
+        return None if self.padded_rows is None else any(self.padded_rows)
 
 
 @functools.cache
@@ -131,7 +155,7 @@ def why_mixed(model: nn.Module) -> str | None:
     ) is not None:
         return f"its {name} carries its state from one document to the next"
     known = measured_families()
-    for family, kind in _families(model):
+    for family, kind in families_of(model):
         if family in known["mixed"]:
             return f"{kind} ignores position_ids"
         if family not in known["apart"]:
@@ -139,7 +163,7 @@ def why_mixed(model: nn.Module) -> str | None:
     return None
 
 
-def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
+def families_of(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Yields (family, class name) for each submodule that is a model of transformers."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):

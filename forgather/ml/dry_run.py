@@ -122,7 +122,7 @@ def dry_run(
         holdings = [first]
         # Without a pipeline all ranks hold the same modules: rank 0 stands for them.
         for position in range(1, layout.pipeline_parallel_size):
-            rank = position * layout.data_parallel_size * layout.tensor_parallel_size
+            rank = position * layout.ranks_of_stage
             with _as_rank(rank, world_size, local_world_size), shapes_only():
                 strategy = trainer.choose_strategy(DistributedEnvironment())
                 _build(strategy, recipes[0])
@@ -175,7 +175,7 @@ def _holding(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
     kept = [_local_elements(weight, strategy.slices_per_weight) for weight in weights.values()]
-    ranks = layout.data_parallel_size * layout.tensor_parallel_size
+    ranks = layout.ranks_of_stage
     placement = getattr(strategy, "placement", None)
     return Holding(
         ranks=(rank, rank + ranks - 1),

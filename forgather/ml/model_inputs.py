@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
+from forgather.ml.attention_inputs import AttentionInputs, padded_rows
 from forgather.ml.documents import Documents, builds_masks, takes_argument, warn_mixed, warn_too_long, why_mixed
 
 PRIVATE = "forgather."
@@ -101,6 +102,7 @@ class ModelInputs:
         # Without a mask, models of transformers read document boundaries from positions; others may not.
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
+        self._attention = AttentionInputs(model)
         self._max_positions = max_positions(model)
 
     def prepared(self, batch: Any) -> Any:
@@ -130,8 +132,9 @@ class ModelInputs:
             batch = _without_mask(batch, mask_BT, positions_BT)
             positions_BT = batch["position_ids"] if batch["attention_mask"] is None else None
         # On the host, before the batch is moved: finding the boundaries on a device would wait for it.
-        documents = Documents(positions_BT, (main.shape[0], main.shape[1]))
-        if (self._mixed is not None or not self._reads_masks) and documents.are_packed:
+        documents = Documents(positions_BT, (main.shape[0], main.shape[1]), padded_rows=padded_rows(batch))
+        # Read here, so that no step has to: the answer is kept.
+        if documents.are_packed and (self._mixed is not None or not self._reads_masks):
             self._check_documents(documents)
         if self._max_positions is not None and main.shape[1] > self._max_positions:
             self._warn_of_long_rows(documents, mask_BT, self._max_positions)
@@ -181,12 +184,29 @@ class ModelInputs:
             labels: True to pass the labels too, to a model that computes its own loss.
         """
         inputs = with_labels(batch) if labels else inputs_of(batch)
-        with self._no_cache.in_force():
+        documents = known_documents(batch)
+        with self._no_cache.in_force(), self._attention.in_force(documents):
             if isinstance(inputs, Mapping):
+                inputs = self._attention.without_whole_masks(inputs, documents)
                 return model(**{**inputs, **self._no_cache.keywords})
             if isinstance(inputs, tuple | list):
                 return model(*inputs, **self._no_cache.keywords)
             return model(inputs, **self._no_cache.keywords)
+
+
+def known_documents(batch: Any) -> Documents | None:
+    """Returns the documents of a prepared batch, or None if its positions are not those of one sequence a row.
+
+    Args:
+        batch: the batch, as the collator returned it or as `ModelInputs.prepared` returned it.
+    """
+    if not isinstance(batch, Mapping):
+        return None
+    positions = batch.get("position_ids")
+    # Models of pictures may have three positions for each token, whose restarts are not those of documents.
+    is_usual = positions is None or (isinstance(positions, Tensor) and positions.ndim == 2)
+    documents: Documents | None = batch.get(DOCUMENTS)
+    return documents if is_usual else None
 
 
 def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tensor) -> Mapping[str, Any]:

@@ -152,6 +152,8 @@ class Topology:
         dp_rank: the data-parallel rank. All ranks of one model replica (under pipeline or tensor parallelism) have the
             same data-parallel rank and read the same rows.
         dp_size: the number of data-parallel ranks.
+        cp_rank: the context-parallel rank, which says which positions of the rows this rank computes.
+        cp_size: the number of context-parallel ranks.
         has_loss: True if this rank computes the loss. With a pipeline, only the ranks with the last stage do.
         pp_rank: the pipeline rank. 0 without a pipeline.
         fixed_rows: True if every micro-batch must have as many rows as the first one. A shorter micro-batch is padded
@@ -165,6 +167,8 @@ class Topology:
     local_rank: int = 0
     dp_rank: int = 0
     dp_size: int = 1
+    cp_rank: int = 0
+    cp_size: int = 1
     has_loss: bool = True
     pp_rank: int = 0
     fixed_rows: bool = False

@@ -32,6 +32,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fsdp_config": None,
     "deepspeed": None,
     "tensor_parallel_size": 1,
+    "context_parallel_size": 1,
     "tp_plan": None,
     "data_parallel_size": None,
     SCHEDULE: "ScheduleGPipe",

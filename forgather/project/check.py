@@ -23,6 +23,7 @@ from forgather.project.checks.adapted_modules import check_adapted_modules
 from forgather.project.checks.argument_rules import check_arguments
 from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import check_other_projects
+from forgather.project.checks.divided_rows import check_divided_rows
 from forgather.project.checks.import_check import check_imports
 from forgather.project.checks.lightning_words import check_lightning_words
 from forgather.project.checks.missing_packages import check_missing_packages, without_repeats
@@ -68,6 +69,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_missing_packages,
     check_trusted_calls,
     check_packed_rows,
+    check_divided_rows,
     check_streamed_rows,
     check_quantized_model,
     check_adapted_modules,

@@ -70,7 +70,8 @@ class TrainerArguments:
 
     def replicas(self, processes: int) -> int:
         """Returns the number of data-parallel ranks of a run with some processes, which are 1 at least."""
-        sizes = [self.plain(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        inner = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+        sizes = [self.plain(name) for name in inner]
         if self.is_pipeline and not isinstance(sizes[1], int):
             # A pipeline takes all processes that other sizes leave.
             given = self.plain("data_parallel_size")

@@ -104,7 +104,7 @@ project:
     project.checks.subject
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
-    project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
@@ -215,7 +215,8 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
-    classifiers loss_terms model_inputs reward_function rewards vocabulary_slice
+    attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
+    model_inputs
     deferred_head linear_loss
     loss_kernels
     loss_path
@@ -256,7 +257,7 @@ callbacks:
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model strategy.optimizer_step
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
-    strategy.pipeline.trace strategy.precision strategy.tensor_parallel
+    strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
     strategy.initial_weights strategy.model_strategy strategy.pipeline.split

@@ -45,13 +45,14 @@ def single(world):
     return _built(SingleDevice(environment(), use_cpu=True))
 
 
-def copies(world):
-    return _built(DataParallel(environment(), Layout.for_world(world), use_cpu=True))
+def copies(world, context=1):
+    return _built(DataParallel(environment(), Layout.for_world(world, context=context), use_cpu=True))
 
 
-def shards(world, shard_size=None, tensor=1):
-    data = world // tensor
-    layout = Layout(data_parallel_size=data, shard_size=shard_size or data, tensor_parallel_size=tensor)
+def shards(world, shard_size=None, tensor=1, context=1):
+    data = world // (tensor * context)
+    sizes = {"tensor_parallel_size": tensor, "context_parallel_size": context}
+    layout = Layout(data_parallel_size=data, shard_size=shard_size or data, **sizes)
     return _built(Sharded(environment(), layout, sharding=Sharding() if data > 1 else None, use_cpu=True))
 
 
@@ -82,6 +83,8 @@ LAYOUTS = {
     "HSDP 2x2": (4, functools.partial(shards, shard_size=2)),
     "TP 2": (2, functools.partial(shards, tensor=2)),
     "FSDP2 x TP 2x2": (4, functools.partial(shards, tensor=2)),
+    "CP 2": (2, functools.partial(copies, context=2)),
+    "FSDP2 x CP 2x2": (4, functools.partial(shards, context=2)),
     "PP 2": (2, stages),
     "DP x PP 2x2": (4, functools.partial(stages, data=2)),
     "PP x FSDP2 2x2": (4, functools.partial(stages, data=2, sharding=Sharding())),

@@ -117,7 +117,7 @@ _OF_ALL = "of_ranks"
 
 
 def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
-    """Seeds all random generators of this process, with different seeds on different data-parallel ranks.
+    """Seeds all random generators of this process, with different seeds on ranks that compute different tokens.
 
     Args:
         seed: the seed of the run.
@@ -126,10 +126,12 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
             random numbers from the beginning of the run are not drawn again.
     """
     # Rank 0 keeps the seed as it is: a run of one process draws the numbers that a plain torch script would draw.
-    if topology.dp_rank or step:
+    # Ranks that compute other rows, or other positions of the same rows, draw other numbers.
+    rank = topology.dp_rank * topology.cp_size + topology.cp_rank
+    if rank or step:
         digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
-        # CPU generators read 32 bits of a seed: within a run no two data-parallel ranks get the same ones.
-        seed = (int.from_bytes(digest, "big") + topology.dp_rank) % 2**32
+        # CPU generators read 32 bits of a seed: within a run no two of these ranks get the same ones.
+        seed = (int.from_bytes(digest, "big") + rank) % 2**32
     seed_everything(seed)
 
 

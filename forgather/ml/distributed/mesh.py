@@ -25,14 +25,18 @@ class Mesh:
     Args:
         layout: the sizes of the axes.
         position: the coordinates of this rank.
-        whole: the torch mesh with the axes "pp", "dp_replicate", "dp_shard" and "tp".
+        whole: the torch mesh with the axes "pp", "dp_replicate", "dp_shard", "cp" and "tp".
         dp: the data-parallel axis: "dp_replicate" and "dp_shard" flattened into one.
+        shards: the mesh for `fully_shard`: the axis of the ranks that shard the weights, with "dp_replicate" before it
+            for hybrid sharding. With context parallelism, that axis is "dp_shard" and "cp" flattened into one: these
+            ranks have parts of the gradients of the same rows, which are summed when the shards are reduced.
     """
 
     layout: Layout
     position: Position
     whole: DeviceMesh
     dp: DeviceMesh
+    shards: DeviceMesh
 
     @classmethod
     def create(cls, layout: Layout, device_type: str) -> Mesh:
@@ -44,13 +48,14 @@ class Mesh:
         """
         replicate = layout.data_parallel_size // layout.shard_size
         # "tp" is last and varies fastest: its ranks exchange activations within each layer and should share a machine.
-        sizes = (layout.pipeline_parallel_size, replicate, layout.shard_size, layout.tensor_parallel_size)
-        whole = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
+        context, tensor = layout.context_parallel_size, layout.tensor_parallel_size
+        sizes = (layout.pipeline_parallel_size, replicate, layout.shard_size, context, tensor)
+        whole = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "tp"))
         # torch creates the groups of a mesh with its own default timeout.
         for group in whole.get_all_groups():
             apply_training_timeout(group)
         dp = _joined(whole, "dp_replicate", "dp_shard", name="dp")
-        return cls(layout, layout.position(dist.get_rank()), whole, dp)
+        return cls(layout, layout.position(dist.get_rank()), whole, dp, _shards(whole, layout))
 
     @functools.cached_property
     def pp(self) -> DeviceMesh:
@@ -63,14 +68,6 @@ class Mesh:
         return self.whole["tp"]
 
     @property
-    def shards(self) -> DeviceMesh:
-        """The mesh for `fully_shard`: the axis "dp_shard", with "dp_replicate" before it for hybrid sharding."""
-        # With one axis only: `fully_shard` takes a mesh of two axes for hybrid sharding, with an all-reduce on top.
-        if self.layout.shard_size == self.layout.data_parallel_size:
-            return self.whole["dp_shard"]
-        return self.whole["dp_replicate", "dp_shard"]
-
-    @functools.cached_property
     def dp_group(self) -> Any:
         """The process group of this rank along the data-parallel axis."""
         return self.dp.get_group()
@@ -86,9 +83,17 @@ class Mesh:
         return self.tp.get_group()
 
     @functools.cached_property
+    def cp_group(self) -> Any:
+        """The process group of the ranks that divide the positions of the same rows."""
+        return self.whole["cp"].get_group()
+
+    @functools.cached_property
     def replica_coordinates(self) -> dict[str, int]:
         """The coordinate of this rank on each axis but the pipeline's, whose ranks have other weights each."""
-        return {axis: self.whole.get_local_rank(axis) for axis in ("dp_replicate", "dp_shard", "tp")}
+        found = {axis: self.whole.get_local_rank(axis) for axis in ("dp_replicate", "dp_shard", "tp")}
+        if (size := self.layout.context_parallel_size) > 1:
+            found["dp_shard_cp"] = found.pop("dp_shard") * size + self.whole.get_local_rank("cp")
+        return found
 
     def stages_and_replicas(self) -> Any:
         """Returns a new process group of all ranks with the same tensor-parallel rank: all stages of all replicas.
@@ -96,6 +101,18 @@ class Mesh:
         Collective: every rank must call it.
         """
         return _joined(self.whole, "pp", "dp_replicate", "dp_shard", name="pp_dp").get_group()
+
+
+def _shards(whole: DeviceMesh, layout: Layout) -> DeviceMesh:
+    has_context = layout.context_parallel_size > 1
+    axis = _joined(whole, "dp_shard", "cp", name="dp_shard_cp") if has_context else whole["dp_shard"]
+    # With one axis only: `fully_shard` takes a mesh of two axes for hybrid sharding, with an all-reduce on top.
+    if layout.shard_size == layout.data_parallel_size:
+        return axis
+    if not has_context:
+        return whole["dp_replicate", "dp_shard"]
+    # torch has no public way to put a flattened axis after another one.
+    return DeviceMesh._concatenate([whole["dp_replicate"], axis])
 
 
 def _joined(whole: DeviceMesh, *axes: str, name: str) -> DeviceMesh:

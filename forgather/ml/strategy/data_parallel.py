@@ -48,7 +48,8 @@ class DataParallel(ModelStrategy):
 
     Args:
         environment: the rank, the world size and the process group.
-        layout: the sizes of the mesh axes. Only the data-parallel axis may be larger than 1.
+        layout: the sizes of the mesh axes. Only the data-parallel and context-parallel axes may be
+            larger than 1.
         ddp: the settings of DistributedDataParallel, including its communication hook. None for the defaults.
         scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16. None for the defaults.
         sync_each_batch: True to reduce gradients after every micro-batch, which may save memory.
@@ -132,7 +133,7 @@ class DataParallel(ModelStrategy):
 
     def _backward(self, loss: Tensor) -> None:
         # Without our hook DDP takes the mean over processes, which undoes this factor.
-        super()._backward(loss if self._sums else loss * self.topology.dp_size)
+        super()._backward(loss if self._sums else loss * self.topology.world_size)
 
     def _reduce_gradients(self) -> None:
         if isinstance(self.engine, DistributedDataParallel):
@@ -178,11 +179,16 @@ def data_parallel_strategy(
         ddp: a function that returns the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG704 if the product of `data_parallel_size` and `tensor_parallel_size` is not the number of
-            processes; FG722 if Accelerate runs on another number of processes, on another device, or with an engine
-            other than DistributedDataParallel.
+        DistributedError: FG704 if the product of the parallel sizes is not the number of processes; FG722 if Accelerate
+            runs on another number of processes, on another device, or with an engine other than
+            DistributedDataParallel.
     """
-    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+    layout = Layout.for_world(
+        environment.world_size,
+        data=args.data_parallel_size,
+        tensor=args.tensor_parallel_size,
+        context=args.context_parallel_size,
+    )
     settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
     return DataParallel(environment, layout, use_cpu=args.use_cpu, **settings)
 

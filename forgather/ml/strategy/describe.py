@@ -18,6 +18,7 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
         "pipeline": layout.pipeline_parallel_size,
         "replicate": layout.data_parallel_size // layout.shard_size,
         "shard": layout.shard_size,
+        "context": layout.context_parallel_size,
         "tensor": layout.tensor_parallel_size,
     }
 

@@ -76,11 +76,13 @@ class Sharded(ModelStrategy):
                 hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
             )
         device = environment.start(use_cpu=use_cpu)
-        self.title = "tensor parallel" if layout.shard_size == 1 else "FSDP2"
+        shards = layout.shard_size * layout.context_parallel_size
+        self.title = "tensor parallel" if shards == 1 else "FSDP2"
         self.layout = layout
         self.mesh = Mesh.create(layout, device.type)
         self.topology = topology_of(environment, layout, device)
-        shards_by_default = layout.data_parallel_size > 1 or layout.world_size == 1
+        several = layout.data_parallel_size > 1 or layout.context_parallel_size > 1
+        shards_by_default = several or layout.world_size == 1
         self._sharding = sharding or (Sharding() if shards_by_default else None)
         self._tp_plan = tp_plan
         self._scaling = scaling
@@ -96,6 +98,7 @@ class Sharded(ModelStrategy):
         weights = make_initial_weights(recipe, self.topology)
         self.model = self.view = self.engine = weights.on_meta()
         self.rule = recipe.make_rule(self.model)
+        self._divide_positions()
         autocast = recipe.autocast
         if self._sharding is not None:
             self._sharding, autocast = self._sharding.with_precision_of(autocast, takes_tokens=is_causal_lm(self.model))
@@ -208,14 +211,16 @@ def fsdp2_strategy(
         **accelerator: the settings `sync_each_batch` and `ddp` of the data-parallel strategy, which are ignored.
 
     Raises:
-        DistributedError: FG704 if the product of `data_parallel_size` and `tensor_parallel_size` is not the number of
-            processes; FG734 if a sharding setting is unknown.
+        DistributedError: FG704 if the product of the parallel sizes is not the number of processes; FG734 if a sharding
+            setting is unknown.
     """
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
-    tensor = args.tensor_parallel_size
-    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=tensor)
+    tensor, context = args.tensor_parallel_size, args.context_parallel_size
+    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=tensor, context=context)
     if sharding is not None:
-        shard_size = sharding.shard_size_among(layout.data_parallel_size, environment.local_world_size // tensor)
+        shard_size = sharding.shard_size_among(
+            layout.data_parallel_size, environment.local_world_size // (tensor * context)
+        )
         layout = replace(layout, shard_size=shard_size)
     settings: dict[str, Any] = {"sharding": sharding, "tp_plan": args.tp_plan, "scaling": scaling}
     return Sharded(environment, layout, use_cpu=args.use_cpu, **settings)

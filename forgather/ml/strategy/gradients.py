@@ -100,7 +100,9 @@ def _counts_here(gradient: Tensor, coordinates: Mapping[str, int]) -> bool:
     sharded: set[str] = set()
     if isinstance(gradient, DTensor):
         axes = gradient.device_mesh.mesh_dim_names or ()
-        sharded = {axis for axis, placement in zip(axes, gradient.placements, strict=True) if placement.is_shard()}
+        sharded = {
+            axis for axis, placement in zip(axes, gradient.placements, strict=True) if not placement.is_replicate()
+        }
     return all(place == 0 for axis, place in coordinates.items() if axis not in sharded)
 
 

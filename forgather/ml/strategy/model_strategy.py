@@ -23,6 +23,7 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
@@ -61,6 +62,8 @@ class ModelStrategy:
     optimizer: Optimizer | None = None
     _recipe: Recipe
     _scaling: Mapping[str, Any] | None = None
+    _sequence: SequenceParts | None = None
+    """What divides the positions of rows over ranks; None if each rank computes whole rows."""
     _parameters: list[nn.Parameter]
     _step: OptimizerStep
     _is_reduced = False
@@ -70,9 +73,21 @@ class ModelStrategy:
         self._recipe = recipe
         self.model = self.view = self.engine = recipe.make_model().to(self.topology.device)
         self.rule = recipe.make_rule(self.model)
+        self._divide_positions()
         for step in recipe.prepare:
             step(self.model)
         self._set_precision(recipe.autocast)
+
+    def _divide_positions(self) -> None:
+        """Divides the positions of rows over the context-parallel ranks, if the layout has some.
+
+        Raises:
+            DistributedError: FG757 or FG758 if the rows of this model cannot be divided.
+        """
+        size = self.layout.context_parallel_size
+        if size > 1:
+            refuse_model(self.model, self.rule, size=size, tensor_size=self.layout.tensor_parallel_size)
+            self._sequence = SequenceParts(self.mesh.cp_group, self.topology.device)
 
     def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
         """Collects the trainable parameters and sets `precision`; see `Precision` for the arguments."""
@@ -122,7 +137,8 @@ class ModelStrategy:
         total = torch.zeros((), device=self.topology.device)
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
-            loss = self._micro_step(to_device(batch, self.topology.device), denom, is_last=position == last)
+            part = batch if self._sequence is None else self._sequence.part(batch)
+            loss = self._micro_step(to_device(part, self.topology.device), denom, is_last=position == last)
             total = total if loss is None else total + loss
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
@@ -138,7 +154,8 @@ class ModelStrategy:
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         """Adds the gradients of a micro-batch, and returns its loss, or None on a rank that computes no loss."""
-        with self._gradient_sync(is_last=is_last):
+        computing = contextlib.nullcontext() if self._sequence is None else self._sequence.computing(batch)
+        with self._gradient_sync(is_last=is_last), computing:
             try:
                 with self.precision.autocast():
                     total = self.rule.total(self.engine, batch, denom=denom)
@@ -276,7 +293,7 @@ class ModelStrategy:
         """Returns the local state: the weights on this rank, and on the first data-parallel rank also the buffers."""
         optimizer = local_optimizer_state(self.model, self.optimizer, self.precision)
         state = stored_state(self.model, self.model.state_dict(keep_vars=True))
-        return local_state(state, optimizer, is_first=self.topology.dp_rank == 0)
+        return local_state(state, optimizer, is_first=self.topology.dp_rank == self.topology.cp_rank == 0)
 
     def restore(self, saved: CheckpointReader) -> None:
         """Restores the weights of a checkpoint; this rank reads its own part of each weight.
@@ -323,6 +340,8 @@ def topology_of(environment: DistributedEnvironment, layout: Layout, device: tor
         local_rank=environment.local_rank,
         dp_rank=layout.position(environment.rank).data,
         dp_size=layout.data_parallel_size,
+        cp_rank=layout.position(environment.rank).context,
+        cp_size=layout.context_parallel_size,
         **further,
     )
 

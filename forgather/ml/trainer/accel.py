@@ -79,7 +79,7 @@ class AccelTrainer(Trainer):
         environment = with_group_settings(environment, settings, use_cpu=args.use_cpu)
         if args.deepspeed_replaced is not None:
             # DeepSpeed's config must be one that DeepSpeed itself would take here.
-            replicas = environment.world_size // args.tensor_parallel_size
+            replicas = environment.world_size // (args.tensor_parallel_size * args.context_parallel_size)
             on_cpu = args.use_cpu or environment.device.type == "cpu"
             found = zero_config(args.deepspeed_replaced, args, processes=replicas, on_cpu=on_cpu)
             for note in found.notes:

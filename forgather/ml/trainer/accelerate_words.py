@@ -145,9 +145,15 @@ def _of_file(words: dict[str, Any]) -> Iterator[Translation]:
             yield _translated(owner, {str(key).removeprefix(prefix): value for key, value in section.items()})
 
 
+_CONTEXT_SIZES = ("cp_size", "sp_size")
+
+
 def _translated(owner: str, words: Mapping[str, Any]) -> Translation:
     sizes = _parallel_sizes(words) if owner == "ParallelismConfig" else {}
     rest = {word: value for word, value in words.items() if not sizes or not word.startswith("dp_")}
+    if owner == "ParallelismConfig":
+        # Two names of one size: Accelerate writes 1 for the one that is not in use.
+        rest = {word: value for word, value in rest.items() if word not in _CONTEXT_SIZES or value != 1}
     # Accelerate's names of backends are those of torch in capitals.
     if isinstance(backend := rest.get("backend"), str) and owner == "TorchDynamoPlugin":
         rest["backend"] = backend.lower()

@@ -32,6 +32,10 @@ class ParallelArguments(TrainingArguments):
         data_parallel_size: the number of data-parallel ranks. None uses all processes that remain after the division by
             the other parallel sizes.
         tensor_parallel_size: the number of ranks over which each layer is sliced.
+        context_parallel_size: the number of ranks over which the positions of each row are divided, for long rows.
+            These ranks read the same rows, and exchange heads for positions around each attention function.
+        context_parallel_method: how attention sees the positions of other ranks. "ulysses" exchanges heads for
+            positions; "ring" names torch's ring attention, which is refused.
         tp_plan: the tensor-parallel plan, which says which layers are sliced and how: "auto" for the model's own plan,
             or a mapping from module names to styles.
         fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
@@ -60,6 +64,8 @@ class ParallelArguments(TrainingArguments):
 
     data_parallel_size: int | None = None
     tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
+    context_parallel_method: str = "ulysses"
     tp_plan: str | Mapping[str, Any] | None = None
     fsdp: bool | str | None = None
     fsdp_config: Mapping[str, Any] | None = None

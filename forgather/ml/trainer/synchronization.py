@@ -59,8 +59,10 @@ class RunSync:
         self.interrupt = interrupt
         self._device = topology.device
         self._counts_differ = topology.dp_size > 1
-        # Ranks with the same rows have the same loss and counts: one of them contributes to the sums.
+        # Ranks with the same rows have the same loss and counts: one of them contributes to the sums. Ranks that divide
+        # the positions of the same rows have the same counts, and a part of the loss each.
         self._contributes = topology.has_loss and strategy.layout.position(topology.rank).tensor == 0
+        self._contributes_counts = self._contributes and topology.cp_rank == 0
         self._source: Iterator[Window] | None = None
         self._has_length = True
         self._ahead: _Ahead | None = None
@@ -166,9 +168,9 @@ class RunSync:
         if looks_ahead:
             self._ahead = self._read_ahead()
         window = self._ahead.window if self._ahead is not None else None
-        sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes else _sizes(window)
+        sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
         sums = self._on_device(
-            [0.0, *sizes, self._code, float(window is not None)], window if self._contributes else None
+            [0.0, *sizes, self._code, float(window is not None)], window if self._contributes_counts else None
         )
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
         shares = (share.detach() if self._contributes else nothing, nothing if squares is None else squares)

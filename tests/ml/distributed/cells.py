@@ -69,6 +69,15 @@ def _kinds():
     sliced = {"dp_size": 2, "tensor_parallel_size": 2, "fsdp": "full_shard"}
     yield _accel("FSDP2 x TP2", 4, **sliced)
     yield _accel("FSDP2 x TP2 offload", 4, **sliced, fsdp_config={"cpu_offload": True})
+    for ranks in (2, 4):
+        yield _accel("CP", ranks, dp_size=1, context_parallel_size=ranks)
+    divided = {"dp_size": 2, "context_parallel_size": 2}
+    yield _accel("DP2 x CP2", 4, **divided)
+    yield _accel("FSDP2 x CP2", 4, **divided, fsdp="full_shard")
+    yield _accel("CP2 x TP2", 4, dp_size=1, context_parallel_size=2, tensor_parallel_size=2)
+    yield _accel("FSDP2 x CP2 x TP2", 8, **divided, tensor_parallel_size=2, fsdp="full_shard")
+    shards = {"fsdp": "hybrid_shard", "fsdp_config": {"shard_size": 2}}
+    yield _accel("HSDP x CP2", 8, dp_size=4, context_parallel_size=2, **shards)
     for schedule in SCHEDULES:
         for ranks in (2, 4):
             yield _pipeline(schedule, ranks)
@@ -81,6 +90,9 @@ _QUICK = {
     ("FSDP2", 2, "gpt2", 3),
     ("HSDP", 4, "llama", 1),
     ("TP2", 2, "tied llama", 1),
+    ("CP", 2, "gpt2", 3),
+    ("FSDP2 x CP2", 4, "llama", 1),
+    ("CP2 x TP2", 4, "llama", 3),
     ("GPipe", 2, "gpt2", 3),
     ("1F1B", 2, "llama", 3),
     ("Interleaved1F1B", 2, "gpt2", 1),
@@ -134,6 +146,10 @@ def _with_options():
     both = _accel("FSDP2 x TP2", 4, dp_size=2, tensor_parallel_size=2, fsdp="full_shard")
     pipelines = {schedule: _pipeline(schedule, 2) for schedule in SCHEDULES}
     copies = [ddp, fsdp2, hybrid, tensor, both]
+    context = _accel("CP", 2, dp_size=1, context_parallel_size=2)
+    sharded_context = _accel("FSDP2 x CP2", 4, dp_size=2, context_parallel_size=2, fsdp="full_shard")
+    sliced_context = _accel("CP2 x TP2", 4, dp_size=1, context_parallel_size=2, tensor_parallel_size=2)
+    divided = [context, sharded_context]
     zeros = [_zero(stage) for stage in (1, 2, 3)]
     # DeepSpeed keeps weights of this size whole otherwise, and a DoRA reads a frozen weight outside of its layer.
     partitioned = _zero(3, ", all weights partitioned", stage3_param_persistence_threshold=0)
@@ -143,34 +159,34 @@ def _with_options():
     ]
     whole_backward = [kind for name, kind in pipelines.items() if "Zero" not in name and "Dual" not in name]
     of_option = {
-        "bf16": [*copies, autocast, *pipelines.values(), *sharded_stages],
-        "fp16": [ddp, fsdp2, hybrid, both],
+        "bf16": [*copies, *divided, sliced_context, autocast, *pipelines.values(), *sharded_stages],
+        "fp16": [ddp, fsdp2, hybrid, both, *divided],
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
-        "recomputed": [*copies, *zeros, *pipelines.values()],
-        "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
-        "fewer from epoch 1": [*copies, *zeros, *pipelines.values()],
+        "recomputed": [*copies, *divided, sliced_context, *zeros, *pipelines.values()],
+        "re-entrant": [fsdp2, hybrid, tensor, both, *divided, *zeros],
+        "fewer from epoch 1": [*copies, *divided, *zeros, *pipelines.values()],
         "more from step 2": [*copies, *zeros, *pipelines.values(), sharded_stages[1]],
-        "global batch": [*copies, *zeros, pipelines["Schedule1F1B"], sharded_stages[1]],
+        "global batch": [*copies, *divided, *zeros, pipelines["Schedule1F1B"], sharded_stages[1]],
         "chunked loss": [*copies, *zeros, *pipelines.values(), *sharded_stages],
         "chunked loss, recomputed": [*copies, zeros[2], pipelines["Schedule1F1B"]],
         "chunked loss, compiled": [ddp, fsdp2, pipelines["Schedule1F1B"]],
         "chunked loss, LoRA": [ddp, fsdp2, *zeros, *pipelines.values()],
         "bf16, chunked loss": [*copies, autocast, *pipelines.values(), *sharded_stages],
         "fp16, chunked loss": [ddp, fsdp2, hybrid, both],
-        "flattened": [*copies, *zeros],
+        "flattened": [*copies, *divided, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
         "compiled and recomputed": [fsdp2],
         "bf16, frozen stage, recomputed": [fsdp2],
         "bf16, frozen stage, recomputed and compiled": [fsdp2],
-        "Adafactor": [ddp, *pipelines.values()],
-        "Muon": [ddp, *pipelines.values()],
-        "LoRA": [ddp, fsdp2, hybrid, *zeros, *pipelines.values()],
-        "DoRA": [ddp, fsdp2, hybrid, *zeros, partitioned, *pipelines.values()],
-        "groups": [*copies, *zeros, *pipelines.values(), *sharded_stages],
-        "frozen by name": [*copies, *zeros, *whole_backward],
-        "frozen at first": copies,
-        "averaged": [*copies, *pipelines.values(), *sharded_stages],
+        "Adafactor": [ddp, context, *pipelines.values()],
+        "Muon": [ddp, context, *pipelines.values()],
+        "LoRA": [ddp, fsdp2, hybrid, *divided, *zeros, *pipelines.values()],
+        "DoRA": [ddp, fsdp2, hybrid, *divided, *zeros, partitioned, *pipelines.values()],
+        "groups": [*copies, *divided, *zeros, *pipelines.values(), *sharded_stages],
+        "frozen by name": [*copies, *divided, *zeros, *whole_backward],
+        "frozen at first": [*copies, *divided],
+        "averaged": [*copies, *divided, *pipelines.values(), *sharded_stages],
         "averaged, LoRA": [ddp, fsdp2, pipelines["Schedule1F1B"]],
         "noise": [tensor],
         "LoRA, recomputed": [ddp, fsdp2, zeros[2], pipelines["Schedule1F1B"]],

@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc):
 def test_the_quick_cells_hold_every_strategy_schedule_model_and_accumulation():
     quick = [cell for cell in CELLS if cell.quick]
     words = set().union(*(cell.strategy.replace(",", "").split() for cell in quick))
-    assert {*SCHEDULE_NAMES, "DDP", "FSDP2", "HSDP", "TP2", "ZeRO-2", "ZeRO-3"} <= words
+    assert {*SCHEDULE_NAMES, "DDP", "FSDP2", "HSDP", "TP2", "CP", "ZeRO-2", "ZeRO-3"} <= words
     for dimension in ("model", "accumulation", "trainer"):
         assert {getattr(cell, dimension) for cell in quick} == {getattr(cell, dimension) for cell in CELLS}
 

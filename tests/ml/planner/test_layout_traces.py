@@ -51,6 +51,31 @@ def test_slices_of_shards_need_what_four_ranks_needed():
     assert pytest.approx(12_695_544, rel=0.005) == peak.num_bytes
 
 
+def _flops_of_training(trace):
+    return sum(one.flops * count for one, count in trace.operations.items() if one.phase in ("forward", "backward"))
+
+
+@pytest.mark.matrix
+def test_divided_rows_have_half_of_the_logits_and_two_exchanges_in_each_block():
+    whole = trace_rank(maker("single.yaml"), ProcessFacts())
+    facts = ProcessFacts(rank=1, local_rank=1, world_size=2, local_world_size=2)
+    found = trace_rank(maker("context.yaml"), facts)
+
+    number = 16 * 32 * 64 * 4  # of bytes: rows, positions of a rank, channels of all heads, float32
+    expected = {
+        ("forward", 3 * number): 8,
+        ("forward", number): 8,
+        ("backward", 3 * number): 8,
+        ("backward", number): 8,
+    }
+    exchanges = {(one.phase, one.num_bytes): count for one, count in found.messages.items() if "all_to_all" in one.name}
+    assert expected == exchanges
+    assert found.peak[1].num_bytes < 0.65 * whole.peak[1].num_bytes
+    # Half of the heads over all positions, and all of a layer for half of the positions.
+    flops = [_flops_of_training(each) for each in (found, whole)]
+    assert pytest.approx(flops[1] / 2, rel=0.01) == flops[0]
+
+
 STATE = ("parameters", "gradients", "optimizer")
 
 

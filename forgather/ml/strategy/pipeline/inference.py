@@ -69,7 +69,11 @@ class ForwardPass:
                 carried = inputs.first
             elif index - 1 not in self.stages:
                 carried = self._receive(self.placement.rank_of(index - 1))
-            found = stage(*carried, **inputs.every)
+            stage.documents = inputs.documents  # type: ignore[assignment]
+            try:
+                found = stage(*carried, **inputs.every)
+            finally:
+                stage.documents = None  # type: ignore[assignment]
             if index == last:
                 output = found
                 break

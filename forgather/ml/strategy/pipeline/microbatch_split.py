@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forgather.errors import TrainingError
 from forgather.ml.documents import Documents
-from forgather.ml.model_inputs import inputs_of
+from forgather.ml.model_inputs import inputs_of, known_documents
 from forgather.ml.types import PaddingBatch
 
 _MAIN_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values")
@@ -33,6 +33,7 @@ class StepInputs:
     Args:
         first: the positional inputs of the first stage.
         every: the keyword inputs of every stage, such as positions and masks.
+        documents: the documents of the rows, which the host knows; None if it does not.
 
     Shapes:
         each tensor: (B, ...).
@@ -40,6 +41,7 @@ class StepInputs:
 
     first: tuple[Tensor, ...]
     every: dict[str, Tensor]
+    documents: Documents | None = None
 
     @property
     def rows(self) -> int:
@@ -89,7 +91,7 @@ def step_inputs(batch: Any) -> StepInputs:
         raise _refusal("the batch has no inputs besides its labels", "check what the data collator returns")
     rows = inputs[main].shape[0]
     every = {name: _expanded_rows(name, item, rows) for name, item in inputs.items() if name != main}
-    return StepInputs((inputs[main],), every)
+    return StepInputs((inputs[main],), every, known_documents(batch))
 
 
 def _refuse_unsplit(name: str, item: Any) -> None:

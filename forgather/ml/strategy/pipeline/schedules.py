@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from forgather.errors import DistributedError, nearest
+from forgather.ml.documents import Documents
 from forgather.ml.strategy.pipeline.microbatch_split import StepInputs
 from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
@@ -217,6 +218,7 @@ class ScheduleRunner:
         self.device = device
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._loss: MicroBatchLoss | None = None
+        self._chunks: list[Documents | None] = []
         self._sharded = any(isinstance(stage, FSDPModule) for stage in stages.values())
         # Schedules that split the backward pass run parts of a compiled graph twice, and torch refuses that for graphs
         # whose buffers are donated.
@@ -238,6 +240,9 @@ class ScheduleRunner:
             The function `loss` returns a scalar tensor. Returns a scalar tensor or None.
         """
         self._loss = loss
+        size = inputs.rows // self.parts
+        documents = inputs.documents
+        self._chunks[:] = [documents and documents[size * i : size * (i + 1)] for i in range(self.parts)]
         made, is_new = self._schedule_for(inputs)
         # The first step of a schedule allocates buffers for its shapes.
         earlier = self._take_gradients() if is_new and self._sharded else {}
@@ -273,6 +278,8 @@ class ScheduleRunner:
             _Stage(module, index, self.placement.num_stages, self.device, group=self.group)
             for index, module in sorted(self.stages.items())
         ]
+        for stage in stages:
+            stage.documents_of_chunks = self._chunks
         held = stages[0] if facts_of(self.schedule).one_stage else stages
         kind = get_schedule_class(self.schedule.removeprefix("Schedule"))
         # With `scale_grads` torch would divide the accumulated gradients of all earlier steps again in each step.
@@ -294,7 +301,20 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A stage whose shapes are inferred from zeros; torch would use uninitialized memory, which may have any values."""
+    """A stage whose shapes are inferred from zeros; torch would use uninitialized memory, which may have any values.
+
+    It tells its module which documents the rows of each micro-batch hold.
+    """
+
+    documents_of_chunks: Sequence[Documents | None] = ()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward pass of a micro-batch."""
+        self.submod.documents = self.documents_of_chunks[fwd_chunk_id]  # type: ignore[assignment]
+        try:
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        finally:
+            self.submod.documents = None  # type: ignore[assignment]
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         if not self.is_first:

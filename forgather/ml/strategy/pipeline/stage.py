@@ -29,6 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from forgather.errors import TrainingError
+from forgather.ml.attention_inputs import AttentionInputs
+from forgather.ml.documents import Documents
 from forgather.ml.loss_path import LossPath
 from forgather.ml.model_inputs import SHIFTED, NoCache
 from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
@@ -261,8 +263,11 @@ class _StageForward:
     """A base class that is put in front of the class of the model in a stage."""
 
     pipeline_part: StagePart
+    documents: Documents | None
+    """The documents of the rows of the next forward pass, which the host knows; None if it does not."""
     _gate: Gate
     _no_cache: NoCache
+    _attention: AttentionInputs
     _input_name: str
     _leak_checked: bool
     loss_path: LossPath | None
@@ -302,7 +307,8 @@ class _StageForward:
         """
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
-        keywords = {**keywords, **self._no_cache.keywords}
+        documents = self.documents
+        keywords = {**self._attention.without_whole_masks(keywords, documents), **self._no_cache.keywords}
         given, name = states, self._input_name
         if not part.is_first:
             given = ContiguousGradient.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
@@ -310,7 +316,7 @@ class _StageForward:
                 gate.open(given, unused)
                 given, name = _stand_in_input(part.entry, states, unused), "inputs_embeds"
         try:
-            with self._no_cache.in_force():
+            with self._no_cache.in_force(), self._attention.in_force(documents):
                 named = part.entry is Entry.EMBEDS
                 output = forward(**{name: given}, **keywords) if named else forward(given, **keywords)
         except StageExit as left:
@@ -450,6 +456,8 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage.pipeline_part = part  # type: ignore[assignment]
     stage._gate = gate  # type: ignore[assignment]
     stage._no_cache = NoCache(stage)  # type: ignore[assignment]
+    stage._attention = AttentionInputs(stage)  # type: ignore[assignment]
+    stage.documents = None  # type: ignore[assignment]
     stage._input_name = input_name  # type: ignore[assignment]
     stage._leak_checked = False  # type: ignore[assignment]
     stage.loss_path = None  # type: ignore[assignment]

@@ -1,0 +1,75 @@
+"""Checks `context_parallel_size`: whether the model of a config is one whose rows can be divided by positions.
+
+The input is a graph; the output is findings. Nothing is imported. Only the configuration class of the model and the
+numbers of heads that the config writes are compared; the run also refuses what is not known before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from forgather.config.graph import Call, Scalar
+from forgather.config.traverse import walk
+from forgather.errors import Diagnostic
+from forgather.parallel_sizes import uneven_heads
+from forgather.project.checks.subject import Subject
+from forgather.project.trainer_arguments import TrainerArguments, keyword, model_of_main, trainer_arguments
+
+_TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "context_models.json")
+_CONFIG = re.compile(r"transformers(\.[\w.]+)?:(?P<name>\w+Config)")
+_SIZE = "context_parallel_size"
+
+
+def check_divided_rows(subject: Subject) -> list[Diagnostic]:
+    """Returns findings about a model whose rows cannot be divided by positions."""
+    arguments = trainer_arguments(subject.graph)
+    size = None if arguments is None else arguments.plain(_SIZE)
+    if arguments is None or not isinstance(size, int) or size < 2:
+        return []
+    return list(_check_model(subject, arguments, size))
+
+
+def _check_model(subject: Subject, arguments: TrainerArguments, size: int) -> Iterator[Diagnostic]:
+    model = model_of_main(subject.graph)
+    made = [call for _, call in walk([] if model is None else [((), model[1])]) if isinstance(call, Call)]
+    configs = [(call, found["name"]) for call in made if (found := _CONFIG.fullmatch(call.constructor))]
+    if len(configs) != 1:
+        return
+    config, name = configs[0]
+    if name.startswith(("Auto", "BitsAndBytes")):
+        return
+    entry = arguments.entry(_SIZE)
+    span = entry.span if entry else config.span
+    if name not in _proven_configs():
+        yield Diagnostic(
+            code="FG757",
+            message=f"{_SIZE} is {size}, and it was not measured that models of {name} give the result of one process",
+            hint=f"remove {_SIZE}, and shard the weights (fsdp: true)",
+            span=span,
+        )
+        return
+    heads = _whole(config, "num_attention_heads") or _whole(config, "n_head")
+    if heads is None:
+        return
+    tensor = arguments.plain("tensor_parallel_size")
+    groups = _whole(config, "num_key_value_heads") or heads
+    problem = uneven_heads(heads, groups, size=size, tensor_size=tensor if isinstance(tensor, int) else 1)
+    if problem is not None:
+        yield Diagnostic(code="FG758", message=f"{name}: {problem[0]}", hint=problem[1], span=span)
+
+
+def _whole(config: Call, name: str) -> int | None:
+    node = keyword(config, name)
+    value = node.value if isinstance(node, Scalar) else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+@cache
+def _proven_configs() -> frozenset[str]:
+    with open(_TABLE, encoding="utf-8") as stream:
+        families = json.load(stream)["families"]
+    return frozenset(name for names in families.values() for name in names)
