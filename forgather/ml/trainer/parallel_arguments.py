@@ -36,10 +36,12 @@ class ParallelArguments(TrainingArguments):
             or a mapping from module names to styles.
         fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
             or "no_shard" for replicated weights.
-        fsdp_config: the settings of FSDP2: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
-            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision` ("bf16", "autocast", or
-            a mapping with `param_dtype`, `reduce_dtype`, `buffer_dtype`); `activation_checkpointing`; `shard_size` of
-            hybrid sharding; `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
+        fsdp_config: the settings of FSDP2: `sharding_strategy` or `reshard_after_forward` (true, false, or the number
+            of ranks in a group that keeps the weights after the forward pass); `auto_wrap_policy`,
+            `transformer_layer_cls_to_wrap`, `min_num_params`, `wrap_embeddings`; `cpu_offload`; `mixed_precision`
+            ("bf16", "autocast", or a mapping with `param_dtype`, `reduce_dtype`, `buffer_dtype`);
+            `activation_checkpointing`; `shard_size` of hybrid sharding; `backward_prefetch`, `forward_prefetch`,
+            `limit_all_gathers`.
         fp16: whether forward passes run under float16 autocast, with a scaled loss.
         ddp_find_unused_parameters: whether `DistributedDataParallel` searches at every step for weights without a
             gradient.
