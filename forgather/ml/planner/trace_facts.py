@@ -190,7 +190,16 @@ def _stages(strategy: Any) -> tuple[int, ...]:
 def _untraced(strategy: Any) -> dict[str, int]:
     """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
     reduced = _reduced_bytes(strategy)
-    return {"buckets": reduced} if reduced and not strategy.gradients_are_views else {}
+    return {"buckets": reduced} if reduced else {}
+
+
+def has_bucket_views(strategy: Any) -> bool:
+    """Returns whether the gradients of a strategy are views of the buckets of DDP.
+
+    Args:
+        strategy: the strategy of the run.
+    """
+    return bool(_reduced_bytes(strategy) and strategy.gradients_are_views)
 
 
 def _reduced_bytes(strategy: Any) -> int:

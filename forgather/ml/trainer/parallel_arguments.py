@@ -47,11 +47,11 @@ class ParallelArguments(TrainingArguments):
             gradient.
         ddp_bucket_cap_mb: the size of the gradient buckets of `DistributedDataParallel`, in MiB.
         ddp_broadcast_buffers: whether `DistributedDataParallel` broadcasts the buffers of rank 0 before each forward
-            pass.
+            pass. None to do so if the model has buffers that checkpoints save, such as the means of batch norms.
         ddp_static_graph: whether `DistributedDataParallel` may assume that every step has the autograd graph of the
             first step.
         ddp_gradient_as_bucket_view: whether gradients are views of the buckets of `DistributedDataParallel`, which then
-            take no further memory.
+            take no further memory. None is true, unless `accelerator_args` has a handler for DDP.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/parallel.json`.
     """

@@ -101,6 +101,7 @@ FULL = [
     Cell("FSDP2, recomputed", 2, "AccelTrainer", {**SHARDED, "gradient_checkpointing": True}, above=0.05),
     Cell("FSDP2, LoRA", 2, "AccelTrainer", SHARDED, adapter=True, above=0.05),
     Cell("DDP, accumulated", 2, "AccelTrainer", {"gradient_accumulation_steps": 3}, above=0.1, below=0.03),
+    Cell("DDP, copied", 2, "AccelTrainer", {"ddp_gradient_as_bucket_view": False}, above=0.1, below=0.03),
     Cell("DDP on 4", 4, "AccelTrainer", above=0.1, below=0.03),
     Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, above=0.1, below=0.03),
     Cell("tensor, FSDP2", 4, "AccelTrainer", {**SHARDED, "tensor_parallel_size": 2}, above=0.1, below=0.03),
