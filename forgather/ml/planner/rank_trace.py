@@ -307,9 +307,7 @@ class _Tracer(NamedTuple):
 
         def keep_gradients() -> None:
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
-            if has_bucket_views(strategy) and len(window.batches) == 1:
-                # DDP copies each gradient to its bucket. Of several micro-batches, only the last one does.
-                recorder.end_at_birth(gradients_of(local))
+            recorder.end_at_birth(gradients_of(local) if has_bucket_views(strategy, window) else ())
 
         with recorder:
             # The first of two micro-batches stands for all but the last one, which reduces the gradients.

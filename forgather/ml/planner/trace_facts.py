@@ -193,13 +193,16 @@ def _untraced(strategy: Any) -> dict[str, int]:
     return {"buckets": reduced} if reduced else {}
 
 
-def has_bucket_views(strategy: Any) -> bool:
-    """Returns whether the gradients of a strategy are views of the buckets of DDP.
+def has_bucket_views(strategy: Any, window: Window) -> bool:
+    """Returns whether all gradients of a step are views of the buckets of DDP.
+
+    DDP copies each gradient to its bucket. Of several micro-batches, only the last one does.
 
     Args:
         strategy: the strategy of the run.
+        window: the micro-batches of the step.
     """
-    return bool(_reduced_bytes(strategy) and strategy.gradients_are_views)
+    return bool(len(window.batches) == 1 and _reduced_bytes(strategy) and strategy.gradients_are_views)
 
 
 def _reduced_bytes(strategy: Any) -> int:

@@ -165,8 +165,8 @@ def ddp_settings(
 
     Args:
         args: the training arguments, whose `ddp_*` settings are read. If `ddp_gradient_as_bucket_view` is None,
-            gradients are views of the buckets, and if `ddp_broadcast_buffers` is None, buffers are broadcast if they are
-            part of the model's state. Another setting that is None leaves torch's default.
+            gradients are views of the buckets, and if `ddp_broadcast_buffers` is None, buffers are broadcast if they
+            are part of the model's state. Another setting that is None leaves torch's default.
         handler: the handler from `accelerator_args.kwargs_handlers`, or None. If a handler is given, it is returned
             unchanged, and the arguments must not contradict it.
 

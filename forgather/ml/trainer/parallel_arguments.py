@@ -142,6 +142,8 @@ class PipelineTrainingArguments(ParallelArguments):
         pipeline_parallel_size: the number of ranks over which the stages of one model replica are distributed. None
             uses all processes that remain after the division by the other parallel sizes.
         checkpoint_sequential: whether to recompute the activations of each stage in the backward pass.
+        overlap_grad_reduce: whether replicas sum the gradients of a stage as soon as its last backward pass of a step
+            has ended, while other stages still compute; otherwise they sum all gradients after the backward passes.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/pipeline_trainer.json`.
     """
@@ -154,6 +156,7 @@ class PipelineTrainingArguments(ParallelArguments):
     stages_per_rank: int | None = None
     pipeline_parallel_size: int | None = None
     checkpoint_sequential: bool = False
+    overlap_grad_reduce: bool = True
 
 
 # Each class again: a signature that is set on the base class would be inherited and lack the fields of the subclass.
