@@ -83,8 +83,12 @@ QUICK = [
 ]
 ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
 ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
+_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
 FULL = [
     Cell("single, recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}),
+    Cell("single, products kept", args={**_RECOMPUTED, _KWARGS: {"mode": "selective"}}),
+    Cell("single, every third", args={**_RECOMPUTED, _KWARGS: {"every_n_layers": 3}}, layers=7),
+    Cell("single, offloaded", args={**_RECOMPUTED, _KWARGS: {"offload": True}}),
     Cell("LoRA, accumulated", args={"gradient_accumulation_steps": 3}, adapter=True, above=0.05),
     Cell("DDP", 2, "AccelTrainer", above=0.1, below=0.03),
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
