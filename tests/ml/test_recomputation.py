@@ -15,7 +15,6 @@ from forgather.ml.planner.fake_build import skips_blocks
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.fsdp2 import Sharded
 from forgather.ml.trainer.model_setup import recompute_activations
-from tests.matrix import thinned
 from tests.ml.distributed import pipeline_runs
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.equality import differences, environment, recipe_of, reference, train, windows
@@ -188,13 +187,9 @@ def in_parallel(name, made, groups):
     return (*train(strategy, groups), dict(strategy.export()))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    thinned(
-        [(name, settings) for name in LAYOUTS for settings in SETTINGS],
-        lambda name, settings: name == "FSDP2" and settings.startswith("selective,"),
-    ),
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_recomputed_ranks_train_as_one_process_does(name, settings):
     prepare = [functools.partial(recompute_activations, settings=SETTINGS[settings])]
     made, groups = recipe_of(four, prepare=prepare), windows(2, updates=2)

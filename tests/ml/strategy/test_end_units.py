@@ -103,6 +103,7 @@ def read_and_called():
     return trained(reading, Sharding()), trained(single, Sharding())
 
 
+@pytest.mark.matrix
 def test_the_weight_of_the_head_is_gathered_for_those_that_do_not_call_it():
     read, called = run_ranks(2, read_and_called)[0]
     assert read[:2] == called[:2]
