@@ -255,11 +255,11 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model strategy.optimizer_step
+    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
-    strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
-    strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
+    strategy.deepspeed_config strategy.describe strategy.fsdp_config strategy.pipeline.blocks
+    strategy.deepspeed_arguments strategy.fsdp_units strategy.pipeline.schedules strategy.registry strategy.state
     strategy.initial_weights strategy.model_strategy strategy.pipeline.split
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
     strategy.pipeline.stage strategy.single

@@ -40,6 +40,7 @@ LONG_MODULES = {
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_PARAMETERS = {
     "forgather/ml/trainer/trainer.py:__init__": "the keywords of a trainer are its interface",
+    "forgather/ml/strategy/pipeline/strategy.py:__init__": "the settings of a pipeline are its interface",
     "forgather/ml/optim.py:__init__": "the settings of an optimizer are its interface",
 }
 

@@ -162,6 +162,10 @@ def test_handlers_go_where_they_belong(tmp_path):
     )
     args = AccelTrainingArguments(output_dir=str(tmp_path), ddp_bucket_cap_mb=5)
     assert told.ddp is ddp_settings(args, told.ddp)
+    alone = ddp_settings(args.replace(ddp_bucket_cap_mb=6))
+    assert (6, True, None) == (alone.bucket_cap_mb, alone.gradient_as_bucket_view, alone.broadcast_buffers)
+    asked = ddp_settings(args.replace(ddp_gradient_as_bucket_view=False, ddp_broadcast_buffers=True))
+    assert (False, True) == (asked.gradient_as_bucket_view, asked.broadcast_buffers)
     with pytest.raises(SettingError, match="ddp_bucket_cap_mb is 6, and bucket_cap_mb .* is 5") as caught:
         ddp_settings(args.replace(ddp_bucket_cap_mb=6), told.ddp)
     assert caught.value.code == "FG723"

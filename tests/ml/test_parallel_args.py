@@ -51,6 +51,7 @@ def test_a_value_that_does_not_fit_is_refused(settings, words):
     [
         ({"fsdp": "full_shard"}, [("FG825", "fsdp")]),
         ({"fsdp": True, "fsdp_config": {"reshard_after_forward": True}}, [("FG825", "fsdp_config")]),
+        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": 2}}, [("FG734", "fsdp_config")]),
         ({"fsdp": "full_shard", "schedule_class": "ScheduleZBVZeroBubble"}, [("FG770", "fsdp")]),
         ({"fsdp": "shard_grad_op"}, []),
         ({"fsdp": True}, []),
@@ -61,6 +62,23 @@ def test_weights_that_are_to_be_gathered_anew_within_a_step_of_a_pipeline_are_an
     settings = {"output_dir": "out", "data_parallel_size": 2, "per_device_train_batch_size": 8, **settings}
     whole = rules.complete(settings)
     assert told == [(breach.code, breach.argument) for breach in rules.broken(whole, given=settings)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"data_parallel_size": 4}, []),
+        ({"data_parallel_size": 3}, ["does not divide 3 replicas"]),
+        ({"tensor_parallel_size": 2}, ["only without tensor parallelism"]),
+    ],
+)
+def test_groups_of_ranks_that_keep_weights_fit_the_ranks(settings, told):
+    rules = AccelTrainingArguments.RULES
+    settings = {"output_dir": "out", "fsdp": True, "fsdp_config": {"reshard_after_forward": 2}, **settings}
+    broken = list(rules.broken(rules.complete(settings), given=settings))
+    assert len(told) == len(broken)
+    for breach, words in zip(broken, told, strict=True):
+        assert "FG734" == breach.code and words in breach.message
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

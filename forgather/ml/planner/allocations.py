@@ -145,6 +145,20 @@ class AllocationRecorder(EagerMode):
                 if (known := self._live.get(id(storage))) is not None:
                     yield known[1]
 
+    def end_at_birth(self, tensors: Iterable[Tensor]) -> None:
+        """Records that storages were freed right after their birth, because their values were moved to other memory.
+
+        Args:
+            tensors: tensors that are alive; tensors that were never seen are ignored.
+
+        Shapes:
+            tensors: any shapes.
+        """
+        for tensor in tensors:
+            for storage in storages(tensor):
+                if (known := self._live.get(id(storage))) is not None:
+                    known[1].died = known[1].born + 1
+
     def until_now(self) -> tuple[Allocation, ...]:
         """Returns copies of all allocations so far, in the order of their birth."""
         return tuple(one.copy() for one in self.allocations)
@@ -226,6 +240,8 @@ class AllocationRecorder(EagerMode):
         self.allocations.append(allocation)
 
     def _end(self, allocation: Allocation) -> None:
+        if allocation.died is not None:  # see `end_at_birth`
+            return
         self._clock += 1
         allocation.died = self._clock
 

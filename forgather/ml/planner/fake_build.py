@@ -51,6 +51,7 @@ class FakeBuild:
         """Builds a strategy by a recipe."""
         # The stages of a pipeline are cut at the names of blocks.
         is_whole = self._cuts_depth or strategy.layout.pipeline_parallel_size == 1
+        is_whole &= not any(skips_blocks(step) for step in recipe.prepare)
         make_fake = functools.partial(
             self._faked, recipe.make_model, strategy.topology.device, self._depth if is_whole else None
         )
@@ -73,6 +74,16 @@ class FakeBuild:
             move_to_meta(model)
             fill_with_fakes(model, device)
         return model
+
+
+def skips_blocks(step: Step) -> bool:
+    """Returns whether a step makes only some of the blocks recompute, so that a plan needs all of them.
+
+    Args:
+        step: a preparation step of a model.
+    """
+    settings = getattr(step, "keywords", {}).get("settings", {})
+    return _is(step, recompute_activations) and settings.get("every_n_layers", 1) > 1
 
 
 def _is(step: Step, function: Callable[..., None]) -> bool:

@@ -30,6 +30,7 @@ from forgather.ml.planner.rank_recorder import BUCKETS, RankRecorder
 from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 from forgather.ml.strategy.deepspeed_config import offloads
+from forgather.ml.strategy.fsdp_units import is_freed_after_forward
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation
 
@@ -193,8 +194,7 @@ def _units(strategy: Any) -> list[_Unit]:
     for module in reversed(modules):
         own = [one for one in module.parameters() if id(one) not in seen]  # type: ignore[attr-defined]
         seen.update(map(id, own))
-        is_kept = module is modules[0] and len(modules) > 1
-        gathers = 2 if strategy._sharding.reshard_after_forward and not is_kept else 1
+        gathers = 2 if is_freed_after_forward(module) else 1
         found.append(_Unit(_bytes(own), _bytes(one for one in own if one.requires_grad), gathers))
     return found
 

@@ -51,7 +51,7 @@ from forgather.ml.planner.rank_recorder import (
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.remembered_fakes import RememberingFakes
 from forgather.ml.planner.stage_metadata import Relay, relayed
-from forgather.ml.planner.trace_facts import facts_of, mean_accumulation
+from forgather.ml.planner.trace_facts import facts_of, has_bucket_views, mean_accumulation
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.transformers_steps import TransformersSteps, planned_trainer
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, naming_readings, untraceable
@@ -307,6 +307,7 @@ class _Tracer(NamedTuple):
 
         def keep_gradients() -> None:
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
+            recorder.end_at_birth(gradients_of(local) if has_bucket_views(strategy, window) else ())
 
         with recorder:
             # The first of two micro-batches stands for all but the last one, which reduces the gradients.

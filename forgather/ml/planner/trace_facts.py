@@ -190,7 +190,19 @@ def _stages(strategy: Any) -> tuple[int, ...]:
 def _untraced(strategy: Any) -> dict[str, int]:
     """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
     reduced = _reduced_bytes(strategy)
-    return {"buckets": reduced} if reduced and not strategy.gradients_are_views else {}
+    return {"buckets": reduced} if reduced else {}
+
+
+def has_bucket_views(strategy: Any, window: Window) -> bool:
+    """Returns whether all gradients of a step are views of the buckets of DDP.
+
+    DDP copies each gradient to its bucket. Of several micro-batches, only the last one does.
+
+    Args:
+        strategy: the strategy of the run.
+        window: the micro-batches of the step.
+    """
+    return bool(len(window.batches) == 1 and _reduced_bytes(strategy) and strategy.gradients_are_views)
 
 
 def _reduced_bytes(strategy: Any) -> int:

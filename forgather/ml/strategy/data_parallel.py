@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ class DataParallel(ModelStrategy):
 
     Args:
         environment: the rank, the world size and the process group.
-        layout: the sizes of the mesh axes. Only the data-parallel and context-parallel axes may be
-            larger than 1.
-        ddp: the settings of DistributedDataParallel, including its communication hook. None for the defaults.
+        layout: the sizes of the mesh axes. Only the data-parallel and context-parallel axes may be larger than 1.
+        ddp: the settings of DistributedDataParallel, including its communication hook. None for the defaults. With
+            `broadcast_buffers=None`, buffers are broadcast if they are part of the model's state.
         scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16. None for the defaults.
         sync_each_batch: True to reduce gradients after every micro-batch, which may save memory.
         use_cpu: True to compute on the CPU even if there is an accelerator.
@@ -104,6 +105,10 @@ class DataParallel(ModelStrategy):
         # DDP's reducer reads the addresses of weights, which have none. The planner adds its buckets.
         if has_shapes_only():
             return self.model
+        settings = self._ddp
+        if settings.broadcast_buffers is None:
+            settings = replace(settings, broadcast_buffers=has_saved_buffers(self.model))
+        self._accelerator.ddp_handler = settings
         with exported_facts(self._facts), fixed_buckets(), warnings.catch_warnings():
             # Accelerate passes the setting under the name that all releases of torch know.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -191,6 +196,19 @@ def data_parallel_strategy(
     )
     settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
     return DataParallel(environment, layout, use_cpu=args.use_cpu, **settings)
+
+
+def has_saved_buffers(model: nn.Module) -> bool:
+    """Returns whether a model has buffers that are part of its state, such as the running means of batch norms.
+
+    Other buffers, such as the frequencies of rotary embeddings, are computed when the model is made. They are equal on
+    all ranks, and no checkpoint has them, so training may not depend on changes of them.
+
+    Args:
+        model: the model.
+    """
+    state = model.state_dict(keep_vars=True)
+    return any(name in state for name, _ in model.named_buffers(remove_duplicate=False))
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:

@@ -31,7 +31,15 @@ from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
-from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
+from forgather.ml.strategy.fsdp_units import (
+    EndUnits,
+    checkpoint_units,
+    end_units_of,
+    move_buffers,
+    reshard,
+    shard,
+    units_of,
+)
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
@@ -53,7 +61,8 @@ class Sharded(ModelStrategy):
         use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG704 if the layout has pipeline stages.
+        DistributedError: FG704 if the layout has pipeline stages; FG734 if `reshard_after_forward` is a number of
+            ranks and there is tensor parallelism.
     """
 
     builds_on_meta = True  # the initial weights are read after the model was sliced and sharded
@@ -75,6 +84,13 @@ class Sharded(ModelStrategy):
                 code="FG704",
                 hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
             )
+        if layout.tensor_parallel_size > 1 and sharding is not None and sharding.keeps_groups:
+            raise DistributedError(
+                f"fsdp_config.reshard_after_forward is {sharding.reshard_after_forward}, and torch keeps weights in "
+                "groups of ranks only without tensor parallelism",
+                code="FG734",
+                hint="give true or false",
+            ).about("fsdp_config")
         device = environment.start(use_cpu=use_cpu)
         shards = layout.shard_size * layout.context_parallel_size
         self.title = "tensor parallel" if shards == 1 else "FSDP2"
@@ -107,6 +123,7 @@ class Sharded(ModelStrategy):
             cut_modules = apply_tensor_parallel(self.model, self.mesh.tp, self._tp_plan)
         # In this order: checkpointing must be inside compilation, and both inside the units that `fully_shard` gathers.
         units = [] if self._sharding is None else units_of(self.model, self._sharding)
+        ends = EndUnits() if self._sharding is None else end_units_of(self.model, units, self._sharding)
         recomputes = self._sharding is not None and checkpoint_units(self.model, units, self._sharding)
         for step in recipe.prepare:
             step(self.model)
@@ -117,7 +134,7 @@ class Sharded(ModelStrategy):
                 hint="remove one of them",
             ).about("fsdp_config")
         if self._sharding is not None:
-            shard(self.model, units, self.mesh.shards, self._sharding)
+            shard(self.model, units, self.mesh.shards, self._sharding, ends=ends)
             if callable(getattr(self.model, "get_base_model", None)):
                 # An adapter's `generate` calls the model inside, and would find the outer weights still sharded.
                 register_fsdp_forward_method(self.model, "generate")

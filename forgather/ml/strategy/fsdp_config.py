@@ -11,24 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from forgather.errors import DistributedError, nearest
+from forgather.errors import nearest
 from forgather.ml.log import get_logger
+from forgather.ml.strategy.fsdp_precision import BFLOAT16, MixedPrecision, precision_of, refused_setting
 
 _log = get_logger(__name__)
 
 Recompute = Literal["none", "full", "selective"]
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
-_DTYPES = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "fp64": torch.float64,
-    "float64": torch.float64,
-}
 _WRAP = {
     "TRANSFORMER_BASED": "blocks",
     "TRANSFORMER_BASED_WRAP": "blocks",
@@ -42,6 +35,7 @@ _KEYS = (
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "min_num_params",
+    "wrap_embeddings",
     "cpu_offload",
     "mixed_precision",
     "activation_checkpointing",
@@ -77,40 +71,21 @@ def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPrecision:
-    """The dtypes of computation and gradient reduction under FSDP2. None stands for the dtype of the weights.
-
-    Args:
-        param_dtype: the dtype of gathered weights and of the computation.
-        reduce_dtype: the dtype in which gradients are summed over ranks.
-    """
-
-    param_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-
-    @property
-    def policy(self) -> MixedPrecisionPolicy:
-        """The same settings as torch's `MixedPrecisionPolicy`."""
-        return MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
-
-
-BFLOAT16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""The mixed precision of FSDP2 if the training arguments have `bf16: true`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """The settings of FSDP2.
 
     Args:
         strategy: the sharding strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.
         reshard_after_forward: True to free gathered weights after the forward pass and gather them again in the
-            backward pass.
+            backward pass. A number of ranks to keep them sharded over groups of so many ranks, such as those of one
+            machine, from which the backward pass gathers them.
         wrap: the modules that become FSDP2 units: "blocks" (the layers of a transformer), "size" (modules with at least
             `min_num_params` elements), or "none" (the whole model is one unit).
         layers: the names of the classes or modules that become units. If it is empty, the model's own list of such
             classes is used.
         min_num_params: the smallest number of elements in a unit, for `wrap` "size".
+        wrap_embeddings: True if the token embedding and the output head of a transformers model become units of their
+            own. False to shard them with the root unit, which gathers them for the whole step.
         cpu_offload: True to keep weights, gradients and optimizer state on the CPU.
         precision: the dtypes of computation and reduction. None to derive them from the precision of the run; see
             `with_precision_of`.
@@ -132,10 +107,11 @@ class Sharding:
     """
 
     strategy: str = "FULL_SHARD"
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | int = True
     wrap: Literal["blocks", "size", "none"] = "blocks"
     layers: tuple[str, ...] = ()
     min_num_params: int = 100_000_000
+    wrap_embeddings: bool = True
     cpu_offload: bool = False
     precision: MixedPrecision | None = None
     recompute: Recompute = "none"
@@ -161,12 +137,13 @@ class Sharding:
         reshard = config.get("reshard_after_forward")
         return cls(
             strategy=strategy,
-            reshard_after_forward=strategy != "SHARD_GRAD_OP" if reshard is None else _flag(config, name=_RESHARD),
+            reshard_after_forward=strategy != "SHARD_GRAD_OP" if reshard is None else _reshard(config),
             wrap=wrap,
             layers=layers,
             min_num_params=_count(config, "min_num_params", 100_000_000),
+            wrap_embeddings=config.get("wrap_embeddings") is None or _flag(config, name="wrap_embeddings"),
             cpu_offload=_flag(config, name="cpu_offload"),
-            precision=_precision(config.get("mixed_precision")),
+            precision=precision_of(config.get("mixed_precision")),
             recompute=_recompute(config.get("activation_checkpointing")),
             shard_size=_count(config, "shard_size", 0) or None,
             forward_prefetch=_prefetch_count(config, "forward_prefetch") or 0,
@@ -208,6 +185,11 @@ class Sharding:
             return replicas
         return self.shard_size or min(replicas, max(replicas_of_a_machine, 1))
 
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether weights stay sharded over groups of ranks after the forward pass."""
+        return not isinstance(self.reshard_after_forward, bool)
+
     def offload_policy(self, device_type: str) -> OffloadPolicy:
         """Returns torch's offload policy for the sharded weights.
 
@@ -221,10 +203,6 @@ class Sharding:
 _RESHARD = "reshard_after_forward"
 
 
-def _refused(message: str, hint: str | None, name: str = "fsdp_config") -> DistributedError:
-    return DistributedError(message, code="FG734", hint=hint).about(name)
-
-
 def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with plain key names, without the prefix `fsdp_` that transformers and Accelerate use."""
     known: dict[str, Any] = {}
@@ -232,9 +210,9 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         name = str(key).removeprefix("fsdp_").replace("offload_params", "cpu_offload")
         if name not in _KEYS and name not in _IGNORED:
             hint = nearest(name, [*_KEYS, *_IGNORED]) or "one of: " + ", ".join(_KEYS)
-            raise _refused(f"fsdp_config has no setting {str(key)!r}", hint)
+            raise refused_setting(f"fsdp_config has no setting {str(key)!r}", hint)
         if name in known:
-            raise _refused(f"fsdp_config gives {name!r} twice", "remove one of them")
+            raise refused_setting(f"fsdp_config gives {name!r} twice", "remove one of them")
         known[name] = value
     return known
 
@@ -245,14 +223,14 @@ def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             word = value.upper()
             if word not in _STRATEGIES:
-                raise _refused(f"{place} is {value!r}", nearest(word, _STRATEGIES), place)
+                raise refused_setting(f"{place} is {value!r}", nearest(word, _STRATEGIES), place)
             found[place] = word
     if len(set(found.values())) > 1:
         said = " and ".join(f"{place} is {word}" for place, word in found.items())
-        raise _refused(said, "remove one of them", "fsdp")
+        raise refused_setting(said, "remove one of them", "fsdp")
     strategy = next(iter(found.values()), "HYBRID_SHARD" if config.get("shard_size") else "FULL_SHARD")
     if config.get("shard_size") and strategy != "HYBRID_SHARD":
-        raise _refused(
+        raise refused_setting(
             f"fsdp_config.shard_size is {config['shard_size']!r}, and {strategy} "
             + ("does not shard the weights" if strategy == "NO_SHARD" else "shards the weights over all replicas"),
             "give sharding_strategy: HYBRID_SHARD, or remove shard_size",
@@ -260,8 +238,8 @@ def _strategy(fsdp: bool | str | None, config: Mapping[str, Any]) -> str:
     reshard = config.get(_RESHARD)
     # HYBRID_SHARD with false is HYBRID_SHARD_ZERO2 of Accelerate.
     known = strategy in found.values() and not (strategy == "HYBRID_SHARD" and reshard is False)
-    if reshard is not None and known and reshard != (strategy != "SHARD_GRAD_OP"):
-        raise _refused(
+    if reshard is not None and known and bool(reshard) != (strategy != "SHARD_GRAD_OP"):
+        raise refused_setting(
             f"sharding_strategy {strategy} and reshard_after_forward {reshard!r} contradict each other",
             "remove one of them: SHARD_GRAD_OP is reshard_after_forward: false",
         )
@@ -277,7 +255,7 @@ def _wrapping(config: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
     if isinstance(policy, str) and (wrap := _WRAP.get(policy.upper())):
         if named and wrap != "blocks":
             message = f"auto_wrap_policy is {policy!r}, and transformer_layer_cls_to_wrap names layers"
-            raise _refused(message, "remove one of them")
+            raise refused_setting(message, "remove one of them")
         return wrap, named
     # Any other value names layers, as in auto_wrap_policy: LlamaDecoderLayer.
     return "blocks", (*named, *_names(policy, "auto_wrap_policy"))
@@ -289,7 +267,7 @@ def _names(value: Any, key: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str | type) else value
     if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(item, str | type) for item in items):
         hint = "give the name of a class, or a list of names"
-        raise _refused(f"fsdp_config.{key} is {value!r}", hint)
+        raise refused_setting(f"fsdp_config.{key} is {value!r}", hint)
     named = [item.__name__ if isinstance(item, type) else item for item in items]
     return tuple(name.strip() for item in named for name in item.split(",") if name.strip())
 
@@ -298,7 +276,17 @@ def _flag(config: Mapping[str, Any], *, name: str) -> bool:
     value = config.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise _refused(f"fsdp_config.{name} is {value!r}", "give true or false")
+    raise refused_setting(f"fsdp_config.{name} is {value!r}", "give true or false")
+
+
+def _reshard(config: Mapping[str, Any]) -> bool | int:
+    value = config[_RESHARD]
+    if isinstance(value, bool) or (isinstance(value, int) and value > 1):
+        return value
+    raise refused_setting(
+        f"fsdp_config.{_RESHARD} is {value!r}",
+        "give true, false, or the number of ranks that keep the weights sharded after the forward pass, at least 2",
+    )
 
 
 def _count(config: Mapping[str, Any], name: str, default: int) -> int:
@@ -307,7 +295,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         hint = "give a whole number of at least 1"
-        raise _refused(f"fsdp_config.{name} is {value!r}", hint)
+        raise refused_setting(f"fsdp_config.{name} is {value!r}", hint)
     return value
 
 
@@ -320,7 +308,7 @@ def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
     if value is None or (name == "backward_prefetch" and isinstance(value, str)):
         return None
     hint = "give true, false, or the number of units to look ahead"
-    raise _refused(f"fsdp_config.{name} is {value!r}", hint)
+    raise refused_setting(f"fsdp_config.{name} is {value!r}", hint)
 
 
 def _recompute(value: Any) -> Recompute:
@@ -330,52 +318,7 @@ def _recompute(value: Any) -> Recompute:
         return known[value]
     except (KeyError, TypeError):
         hint = 'give true, false, "full" or "selective"'
-        raise _refused(f"fsdp_config.activation_checkpointing is {value!r}", hint) from None
-
-
-def _precision(value: Any) -> MixedPrecision | None:
-    if value is None:
-        return None
-    if isinstance(value, str) and value in ("autocast", "no"):
-        return MixedPrecision()
-    if isinstance(value, str | torch.dtype):
-        value = {"param_dtype": value}
-    if not isinstance(value, Mapping):
-        hint = "give param_dtype, reduce_dtype, or bf16 or autocast alone"
-        raise _refused(f"fsdp_config.mixed_precision is {value!r}", hint)
-    names = ("param_dtype", "reduce_dtype", "buffer_dtype")
-    for name in value:
-        if name not in names:
-            message = f"fsdp_config.mixed_precision has no setting {str(name)!r}"
-            raise _refused(message, nearest(str(name), names))
-    param = _dtype(value.get("param_dtype"), "param_dtype")
-    reduce = _dtype(value.get("reduce_dtype"), "reduce_dtype")
-    if _dtype(value.get("buffer_dtype"), "buffer_dtype") is not None:
-        _log.warning("mixed_precision.buffer_dtype has no effect: FSDP2 leaves buffers in the type that the model has")
-    if reduce == torch.bfloat16:
-        _log.warning(
-            "mixed_precision.reduce_dtype is bfloat16: gradients lose precision when they are added over ranks; "
-            "leave it out to add them in float32"
-        )
-    if param == torch.bfloat16 and reduce is None:
-        # Gradients lose precision if they are added over ranks in bfloat16.
-        reduce = torch.float32
-    return MixedPrecision(param_dtype=param, reduce_dtype=reduce)
-
-
-def _dtype(value: Any, name: str) -> torch.dtype | None:
-    if value is None:
-        return None
-    word = str(value).removeprefix("torch.")
-    if word in ("fp16", "float16", "half"):
-        raise _refused(
-            f"fsdp_config.mixed_precision.{name} is {value!r}, and float16 gradients underflow without loss scaling",
-            "give bfloat16, or set fp16: true in the training arguments instead",
-        )
-    if word not in _DTYPES:
-        message = f"fsdp_config.mixed_precision.{name} is {value!r}"
-        raise _refused(message, nearest(word, list(_DTYPES)))
-    return _DTYPES[word]
+        raise refused_setting(f"fsdp_config.activation_checkpointing is {value!r}", hint) from None
 
 
 def _warn_of_ignored(config: Mapping[str, Any]) -> None:
@@ -383,7 +326,7 @@ def _warn_of_ignored(config: Mapping[str, Any]) -> None:
     if prefetch is False or (isinstance(prefetch, str) and prefetch.upper() != "BACKWARD_PRE"):
         if str(prefetch).upper() not in ("BACKWARD_POST", "NO_PREFETCH", "NONE", "FALSE"):
             words = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
-            raise _refused(
+            raise refused_setting(
                 f"fsdp_config.backward_prefetch is {prefetch!r}", nearest(str(prefetch).upper(), words), "fsdp_config"
             )
         _log.warning(

@@ -233,6 +233,68 @@ def _sum_bucket(gradients: Sequence[Tensor], group: Any, device: torch.device) -
         start += gradient.numel()
 
 
+class GradientSums:
+    """Sums of gradients over a process group that run while backward passes go on.
+
+    Large gradients are summed in place, so that the sums take no further memory. The gradients must not be used between
+    `start` and `finish`.
+
+    Args:
+        group: the process group of data-parallel ranks.
+        device: the device that the group communicates on.
+        small_bytes: gradients of fewer bytes, such as those of norms, are sent together.
+    """
+
+    def __init__(self, group: Any, device: torch.device, *, small_bytes: int = 2**20) -> None:
+        self._group, self._device, self._small_bytes = group, device, small_bytes
+        self._works: list[Any] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._started: set[nn.Parameter] = set()
+
+    @torch.no_grad()
+    def start(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Starts to sum the gradients of some parameters. A missing gradient is treated as zero.
+
+        Args:
+            parameters: the parameters, which must be the same and in the same order on every rank.
+        """
+        small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for parameter in parameters:
+            if not parameter.requires_grad:
+                continue
+            self._started.add(parameter)
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = local_part(parameter.grad)
+            if gradient.nbytes < self._small_bytes:
+                small.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+                continue
+            sent = gradient.to(self._device).contiguous()
+            if sent is not gradient:
+                self._copies.append((gradient, sent))
+            self._send(sent)
+        for gradients in small.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(self._device)
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            self._copies += [(one, part.view_as(one)) for one, part in zip(gradients, parts, strict=True)]
+            self._send(flat)
+
+    def _send(self, tensor: Tensor) -> None:
+        self._works.append(dist.all_reduce(tensor, group=self._group, async_op=True))
+
+    @torch.no_grad()
+    def finish(self) -> set[nn.Parameter]:
+        """Waits for the sums that were started, and returns their parameters."""
+        for work in self._works:
+            work.wait()
+        for gradient, sent in self._copies:
+            gradient.copy_(sent)
+        finished, self._started = self._started, set()
+        self._works.clear()
+        self._copies.clear()
+        return finished
+
+
 def local_part(gradient: Tensor | None) -> Tensor:
     """Returns the local part of a gradient that is a DTensor, and any other gradient unchanged.
 

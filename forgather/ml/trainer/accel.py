@@ -155,13 +155,18 @@ def with_group_settings(
     return in_force
 
 
+_DEFAULTS: dict[str, Any] = {"gradient_as_bucket_view": True, "broadcast_buffers": None}
+
+
 def ddp_settings(
     args: AccelTrainingArguments, handler: DistributedDataParallelKwargs | None = None
 ) -> DistributedDataParallelKwargs:
     """Returns the settings of `DistributedDataParallel`, from the training arguments and a kwargs handler.
 
     Args:
-        args: the training arguments, whose `ddp_*` settings are read. A setting that is None leaves torch's default.
+        args: the training arguments, whose `ddp_*` settings are read. If `ddp_gradient_as_bucket_view` is None,
+            gradients are views of the buckets, and if `ddp_broadcast_buffers` is None, buffers are broadcast if they
+            are part of the model's state. Another setting that is None leaves torch's default.
         handler: the handler from `accelerator_args.kwargs_handlers`, or None. If a handler is given, it is returned
             unchanged, and the arguments must not contradict it.
 
@@ -177,7 +182,7 @@ def ddp_settings(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if handler is None:
-        return DistributedDataParallelKwargs(**chosen)
+        return DistributedDataParallelKwargs(**{**_DEFAULTS, **chosen})
     for name, value in chosen.items():
         if getattr(handler, name) != value:
             raise SettingError(

@@ -114,7 +114,9 @@ class TrainingArguments:
         torch_compile_regions: whether to compile the repeated blocks of the model instead of the whole model. Equal
             blocks are compiled once, and each block can be sharded separately.
         gradient_checkpointing: whether to recompute activations in the backward pass.
-        gradient_checkpointing_kwargs: the arguments of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
+        gradient_checkpointing_kwargs: the arguments of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`;
+            `mode` ("full", or "selective" to keep matrix products and attention), `every_n_layers` (the first of so
+            many layers recomputes), and `offload` (what layers keep is in the memory of the host).
         logging_strategy, eval_strategy, save_strategy: when to log, to evaluate and to save: "no", "steps" or "epoch"
             (`save_strategy` also "best").
         logging_steps, eval_steps, save_steps: the interval in optimizer steps; a value below 1 is a fraction of all

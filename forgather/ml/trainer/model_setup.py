@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 
 from forgather import __version__
 from forgather.errors import TrainingError
-from forgather.ml.activation_checkpointing import recompute_forward, repeated_blocks
+from forgather.ml.activation_checkpointing import Recomputation, repeated_blocks
 from forgather.ml.adapter_base import base_of, describe_base, is_peft_model, note_base
 from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
@@ -149,19 +149,21 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
 
     Args:
         model: the model, which is changed in place.
-        settings: the arguments of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
+        settings: the argument `gradient_checkpointing_kwargs`; `use_reentrant` is False by default.
 
     Raises:
-        TrainingError: FG822 if the model has neither that method nor such a container; FG907 if the re-entrant variant
+        TrainingError: FG725 or FG726 if the settings do not fit one another or the model; FG822 if the model has
+            neither that method nor such a container; FG907 if the re-entrant variant
             is requested, and the input embeddings are frozen.
     """
-    settings = {"use_reentrant": False, **settings}
-    if settings["use_reentrant"]:
+    asked = Recomputation.from_arguments(settings)
+    if asked.settings["use_reentrant"]:
         _refuse_frozen_inputs(model)
     # transformers renamed the method; earlier releases and other models have the second name only.
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if callable(enable := getattr(model, f"{name}_enable", None)):
-            enable(**{f"{name}_kwargs": settings})
+            enable(**{f"{name}_kwargs": asked.settings})
+            asked.apply_to_layers(model)
             return
     units = repeated_blocks(model)
     if not units:
@@ -170,8 +172,7 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
             code="FG822",
             hint="keep the layers in an nn.ModuleList, give the model gradient_checkpointing_enable(), or turn it off",
         )
-    for unit in units:
-        recompute_forward(unit, settings)
+    asked.apply_to_blocks(units)
 
 
 def _refuse_frozen_inputs(model: nn.Module) -> None:

@@ -40,20 +40,22 @@ class ParallelArguments(TrainingArguments):
             or a mapping from module names to styles.
         fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
             or "no_shard" for replicated weights.
-        fsdp_config: the settings of FSDP2: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
-            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision` ("bf16", "autocast", or
-            a mapping with `param_dtype`, `reduce_dtype`, `buffer_dtype`); `activation_checkpointing`; `shard_size` of
-            hybrid sharding; `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
+        fsdp_config: the settings of FSDP2: `sharding_strategy` or `reshard_after_forward` (true, false, or the number
+            of ranks in a group that keeps the weights after the forward pass); `auto_wrap_policy`,
+            `transformer_layer_cls_to_wrap`, `min_num_params`, `wrap_embeddings`; `cpu_offload`; `mixed_precision`
+            ("bf16", "autocast", or a mapping with `param_dtype`, `reduce_dtype`, `buffer_dtype`);
+            `activation_checkpointing`; `shard_size` of hybrid sharding; `backward_prefetch`, `forward_prefetch`,
+            `limit_all_gathers`.
         fp16: whether forward passes run under float16 autocast, with a scaled loss.
         ddp_find_unused_parameters: whether `DistributedDataParallel` searches at every step for weights without a
             gradient.
         ddp_bucket_cap_mb: the size of the gradient buckets of `DistributedDataParallel`, in MiB.
         ddp_broadcast_buffers: whether `DistributedDataParallel` broadcasts the buffers of rank 0 before each forward
-            pass.
+            pass. None to do so if the model has buffers that checkpoints save, such as the means of batch norms.
         ddp_static_graph: whether `DistributedDataParallel` may assume that every step has the autograd graph of the
             first step.
         ddp_gradient_as_bucket_view: whether gradients are views of the buckets of `DistributedDataParallel`, which then
-            take no further memory.
+            take no further memory. None is true, unless `accelerator_args` has a handler for DDP.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/parallel.json`.
     """
@@ -146,6 +148,8 @@ class PipelineTrainingArguments(ParallelArguments):
         pipeline_parallel_size: the number of ranks over which the stages of one model replica are distributed. None
             uses all processes that remain after the division by the other parallel sizes.
         checkpoint_sequential: whether to recompute the activations of each stage in the backward pass.
+        overlap_grad_reduce: whether replicas sum the gradients of a stage as soon as its last backward pass of a step
+            has ended, while other stages still compute; otherwise they sum all gradients after the backward passes.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/pipeline_trainer.json`.
     """
@@ -158,6 +162,7 @@ class PipelineTrainingArguments(ParallelArguments):
     stages_per_rank: int | None = None
     pipeline_parallel_size: int | None = None
     checkpoint_sequential: bool = False
+    overlap_grad_reduce: bool = True
 
 
 # Each class again: a signature that is set on the base class would be inherited and lack the fields of the subclass.

@@ -1,5 +1,6 @@
 """Replicas that resume: gradients are summed in the buckets, and so in the order, of the run that was left alone."""
 
+import functools
 import itertools
 import logging
 import os
@@ -15,6 +16,7 @@ from forgather.ml.losses import loss_rule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.ddp_buckets import FixedBuckets
 from forgather.ml.trainer.hf import HFTrainer
+from forgather.ml.types import Window
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import give_state, state_of
@@ -28,14 +30,18 @@ SETTINGS = {
     "several buckets": {"ddp": {"bucket_cap_mb": 0.01}},
     "find unused": {"ddp": {"find_unused_parameters": True}},
     "static graph": {"ddp": {"static_graph": True}},
-    "views of buckets": {"ddp": {"gradient_as_bucket_view": True}},
+    "views of buckets": {"ddp": {"gradient_as_bucket_view": True, "broadcast_buffers": None}},
     "half of the bits": {"ddp": {"comm_hook": DDPCommunicationHookType.FP16}},
     "each batch": {"sync_each_batch": True},
 }
 
 
-def _built(settings, make_model=tiny_llama):
-    strategy = parallel(**{**settings, "ddp": DistributedDataParallelKwargs(**settings.get("ddp", {}))})
+def _built(settings):
+    return _built_of({**settings, "ddp": DistributedDataParallelKwargs(**settings.get("ddp", {}))}, tiny_llama)
+
+
+def _built_of(settings, make_model):
+    strategy = parallel(**settings)
     make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)  # noqa: E731
     strategy.build(Recipe(make_model=make_model, make_rule=loss_rule, make_optimizer=make_optimizer))
     strategy.build_optimizer()
@@ -63,10 +69,58 @@ def _both(settings, accumulation, stop):
 
 @pytest.mark.parametrize(
     ("name", "accumulation", "stop"),
-    thinned(itertools.product(SETTINGS, (1, 3), (1, 2)), lambda *case: case == ("several buckets", 1, 2)),
+    thinned(
+        itertools.product(SETTINGS, (1, 3), (1, 2)),
+        lambda *case: case in (("several buckets", 1, 2), ("views of buckets", 1, 2)),
+    ),
 )
 def test_a_resumed_run_adds_gradients_in_the_same_order(name, accumulation, stop):
     assert [[]] * RANKS == run_ranks(RANKS, _both, SETTINGS[name], accumulation, stop)
+
+
+class Normed(torch.nn.Module):
+    """A model with means that checkpoints save, and a table that they do not save."""
+
+    def __init__(self, saved=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.norm = torch.nn.BatchNorm1d(4, track_running_stats=saved)
+        self.register_buffer("table", torch.ones(4), persistent=False)
+
+    def forward(self, x, labels):
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": (self.norm(x * self.table) - labels).square().mean()}
+
+
+def _used_memory(saved, ddp):
+    """Returns the storages of gradients, the broadcasts of three steps, the weights, and the means of the rank."""
+    settings = {"ddp": DistributedDataParallelKwargs(**ddp)}
+    strategy = _built_of(settings, functools.partial(Normed, saved))
+    called = []
+    synced = strategy.engine._sync_module_buffers
+    strategy.engine._sync_module_buffers = lambda *args: called.append(1) or synced(*args)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step * 2 + dist.get_rank())
+        batch = {name: torch.randn(4, 4, generator=generator) for name in ("x", "labels")}
+        window = Window(batches=[batch], num_valid=4, num_tokens=1, num_rows=4)
+        strategy.forward_backward(window, denom=8)
+        storages = {weight.grad.untyped_storage().data_ptr() for weight in strategy.model.parameters()}
+        strategy.update(max_norm=1.0, want_norm=True, before_step=lambda norm: None, after_step=lambda: None)
+    means = strategy.model.norm.running_mean
+    return len(storages), len(called), weights(strategy.model), None if means is None else means.clone()
+
+
+def test_gradients_are_in_the_buckets_and_buffers_are_sent_only_if_checkpoints_save_them():
+    default = {"gradient_as_bucket_view": True, "broadcast_buffers": None}
+    for saved, sent in ((True, 3), (False, 0)):
+        new, old = (run_ranks(2, _used_memory, saved, ddp) for ddp in (default, {}))
+        assert [(1, sent)] * 2 == [found[:2] for found in new]
+        assert [(8, 3)] * 2 == [found[:2] for found in old]
+        for mine, before in zip(new, old, strict=True):
+            assert all(torch.equal(value, before[2][name]) for name, value in mine[2].items())
+            assert mine[3] is before[3] or torch.equal(mine[3], before[3])
 
 
 def _events():
@@ -132,7 +186,7 @@ def _with_unused_weights():
         model.model.layers[1].unused = torch.nn.Linear(2, 2)
         return model
 
-    strategy = _built({}, make_model)
+    strategy = _built_of({}, make_model)
     before = weights(strategy.model)
     window = next(windows(strategy.rule, strategy.topology.dp_rank, 2, 1))
     strategy.forward_backward(window, denom=1)

@@ -84,8 +84,12 @@ QUICK = [
 ]
 ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
 ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
+_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
 FULL = [
     Cell("single, recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}),
+    Cell("single, products kept", args={**_RECOMPUTED, _KWARGS: {"mode": "selective"}}),
+    Cell("single, every third", args={**_RECOMPUTED, _KWARGS: {"every_n_layers": 3}}, layers=7),
+    Cell("single, offloaded", args={**_RECOMPUTED, _KWARGS: {"offload": True}}),
     Cell("LoRA, accumulated", args={"gradient_accumulation_steps": 3}, adapter=True, above=0.05),
     Cell("DDP", 2, "AccelTrainer", above=0.1, below=0.03),
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
@@ -102,6 +106,7 @@ FULL = [
     Cell("FSDP2, recomputed", 2, "AccelTrainer", {**SHARDED, "gradient_checkpointing": True}, above=0.05),
     Cell("FSDP2, LoRA", 2, "AccelTrainer", SHARDED, adapter=True, above=0.05),
     Cell("DDP, accumulated", 2, "AccelTrainer", {"gradient_accumulation_steps": 3}, above=0.1, below=0.03),
+    Cell("DDP, copied", 2, "AccelTrainer", {"ddp_gradient_as_bucket_view": False}, above=0.1, below=0.03),
     Cell("DDP on 4", 4, "AccelTrainer", above=0.1, below=0.03),
     Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, above=0.1, below=0.03),
     Cell("tensor, FSDP2", 4, "AccelTrainer", {**SHARDED, "tensor_parallel_size": 2}, above=0.1, below=0.03),

@@ -10,7 +10,8 @@ from transformers.optimization import Adafactor
 from forgather.errors import DistributedError
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.strategy.fsdp2 import Sharded
-from forgather.ml.strategy.fsdp_config import BFLOAT16, MixedPrecision, Sharding
+from forgather.ml.strategy.fsdp_config import Sharding
+from forgather.ml.strategy.fsdp_precision import BFLOAT16, MixedPrecision
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import give_state, state_of

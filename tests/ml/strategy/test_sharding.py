@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from forgather.errors import DistributedError
-from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
+from forgather.ml.strategy.fsdp_config import Sharding
+from forgather.ml.strategy.fsdp_precision import MixedPrecision
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,9 @@ from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
         (None, {"fsdp_sharding_strategy": "FULL_SHARD"}, Sharding()),
         ("SHARD_GRAD_OP", None, Sharding(strategy="SHARD_GRAD_OP", reshard_after_forward=False)),
         (True, {"reshard_after_forward": False}, Sharding(reshard_after_forward=False)),
+        (True, {"reshard_after_forward": 4}, Sharding(reshard_after_forward=4)),
+        ("HYBRID_SHARD", {"reshard_after_forward": 4}, Sharding(strategy="HYBRID_SHARD", reshard_after_forward=4)),
+        (True, {"wrap_embeddings": False}, Sharding(wrap_embeddings=False)),
         (True, {"shard_size": 2}, Sharding(strategy="HYBRID_SHARD", shard_size=2)),
         (True, {"auto_wrap_policy": "transformer_based"}, Sharding()),
         (True, {"auto_wrap_policy": "LlamaDecoderLayer"}, Sharding(layers=("LlamaDecoderLayer",))),
@@ -60,6 +64,9 @@ def test_words_of_configs_are_understood(fsdp, config, expected, caplog):
             "fsdp is FULL_SHARD and fsdp_config.sharding_strategy is NO_SH",
         ),
         ("SHARD_GRAD_OP", {"reshard_after_forward": True}, "contradict each other"),
+        ("SHARD_GRAD_OP", {"reshard_after_forward": 4}, "contradict each other"),
+        (True, {"reshard_after_forward": 1}, "reshard_after_forward is 1 (give true, false, or the number of ranks"),
+        (True, {"wrap_embeddings": 1}, "fsdp_config.wrap_embeddings is 1 (give true or false)"),
         ("FULL_SHARD", {"shard_size": 2}, "FULL_SHARD shards the weights over all replicas"),
         (True, {"shard_size": 0}, "fsdp_config.shard_size is 0 (give a whole number of at least 1)"),
         (True, {"auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": "A"}, "names layers (remove one"),

@@ -219,19 +219,24 @@ class ScheduleRunner:
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._loss: MicroBatchLoss | None = None
         self._chunks: list[Documents | None] = []
+        self._after_stage: Callable[[int], None] | None = None
         self._sharded = any(isinstance(stage, FSDPModule) for stage in stages.values())
         # Schedules that split the backward pass run parts of a compiled graph twice, and torch refuses that for graphs
         # whose buffers are donated.
         if facts_of(schedule).splits_backward:
             torch._functorch.config.donated_buffer = False
 
-    def run(self, inputs: StepInputs, loss: MicroBatchLoss) -> Tensor | None:
+    def run(
+        self, inputs: StepInputs, loss: MicroBatchLoss, *, after_stage: Callable[[int], None] | None = None
+    ) -> Tensor | None:
         """Adds the gradients of one step, and returns the sum of its losses, or None on a rank without the last stage.
 
         Args:
             inputs: the inputs of the stages. The number of rows is a multiple of `parts`.
             loss: a function that returns the loss of a micro-batch. It is called with the output of the last stage and
                 the number of the micro-batch.
+            after_stage: a function that is called with the number of a stage when its last backward pass of the step
+                has ended. None to call nothing.
 
         Raises:
             Exception: the exception that a stage raised, without the RuntimeError that torch wraps around it.
@@ -239,7 +244,7 @@ class ScheduleRunner:
         Shapes:
             The function `loss` returns a scalar tensor. Returns a scalar tensor or None.
         """
-        self._loss = loss
+        self._loss, self._after_stage = loss, after_stage
         size = inputs.rows // self.parts
         documents = inputs.documents
         self._chunks[:] = [documents and documents[size * i : size * (i + 1)] for i in range(self.parts)]
@@ -258,7 +263,7 @@ class ScheduleRunner:
         except RuntimeError as error:
             raise _stage_exception(error) from None
         finally:
-            self._loss = None
+            self._loss = self._after_stage = None
         for parameter, gradient in earlier.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return torch.stack([part.detach() for part in losses]).sum() if has_loss else None
@@ -275,7 +280,7 @@ class ScheduleRunner:
 
     def _make_schedule(self) -> Any:
         stages = [
-            _Stage(module, index, self.placement.num_stages, self.device, group=self.group)
+            _Stage(module, index, self.placement.num_stages, self.device, group=self.group, done=self._stage_done)
             for index, module in sorted(self.stages.items())
         ]
         for stage in stages:
@@ -289,6 +294,10 @@ class ScheduleRunner:
         assert self._loss is not None, "losses are computed within a step"  # noqa: S101
         return self._loss(output, int(number))
 
+    def _stage_done(self, index: int) -> None:
+        if self._after_stage is not None:
+            self._after_stage(index)
+
     def _take_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Removes and returns the gradients: torch drops those of sharded parameters when it allocates buffers."""
         found = {}
@@ -301,12 +310,17 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A stage whose shapes are inferred from zeros; torch would use uninitialized memory, which may have any values.
+    """A stage that calls `done` after its last backward pass of a step, and whose shapes are inferred from zeros.
 
-    It tells its module which documents the rows of each micro-batch hold.
+    torch would infer them from uninitialized memory, which may have any values. The stage tells its module which
+    documents the rows of each micro-batch hold.
     """
 
     documents_of_chunks: Sequence[Documents | None] = ()
+
+    def __init__(self, *args: Any, done: Callable[[int], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._done = done
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward pass of a micro-batch."""
@@ -315,6 +329,20 @@ class _Stage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         finally:
             self.submod.documents = None  # type: ignore[assignment]
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Computes the gradients of a micro-batch; see `PipelineStage`."""
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if last_backward:
+            self._done(self.stage_index)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Computes the gradients of weights of a micro-batch; see `PipelineStage`."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        if last_backward:
+            self._done(self.stage_index)
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         if not self.is_first:

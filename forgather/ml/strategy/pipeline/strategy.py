@@ -34,7 +34,7 @@ from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
-from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
+from forgather.ml.strategy.gradients import GradientSums, clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
 from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
@@ -88,6 +88,8 @@ class Pipeline(ModelStrategy):
             optimizer step. Gathered weights stay gathered until the end of a step, whatever the value of
             `reshard_after_forward` is.
         tp_plan: the layers that are sliced; see `tensor_parallel.apply_tensor_parallel`.
+        overlap_grad_reduce: True to sum the gradients of a stage over replicas as soon as its last backward pass has
+            ended, while other stages of the rank compute. False to sum all gradients after the backward passes.
         use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
@@ -110,6 +112,7 @@ class Pipeline(ModelStrategy):
         checkpoint_sequential: bool = False,
         sharding: Sharding | None = None,
         tp_plan: str | Mapping[str, Any] | None = None,
+        overlap_grad_reduce: bool = True,
         use_cpu: bool = False,
     ) -> None:
         self.schedule = self.title = schedule_class
@@ -130,6 +133,9 @@ class Pipeline(ModelStrategy):
         self.layout = layout
         self.mesh = Mesh.create(layout, device.type)
         position = self.mesh.position
+        replicated = self._sharding is None and layout.data_parallel_size > 1
+        overlaps = replicated and overlap_grad_reduce
+        self._sums = GradientSums(self.mesh.dp_group, device) if overlaps else None
         self._share_group = self.mesh.stages_and_replicas()
         self.topology = topology_of(
             environment,
@@ -287,7 +293,18 @@ class Pipeline(ModelStrategy):
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
         with self.precision.autocast(), self._rng.isolated():
-            return self._runner.run(inputs, loss)
+            after_stage = self._sum_stage if is_last and self._sums is not None else None
+            self._unfinished = set(self._runner.stages)
+            return self._runner.run(inputs, loss, after_stage=after_stage)
+
+    def _sum_stage(self, index: int) -> None:
+        """Starts to sum over replicas the gradients that no further backward pass of the step changes."""
+        assert self._sums is not None, "called only then"  # noqa: S101
+        self._unfinished.remove(index)
+        stages = self._runner.stages
+        # A tied weight may be in two stages of this rank.
+        later = {parameter for other in self._unfinished for parameter in stages[other].parameters()}
+        self._sums.start(parameter for parameter in stages[index].parameters() if parameter not in later)
 
     def _targets_without_logits(self, batch: Any, rows_of_a_part: int) -> Tensor | None:
         """Returns the targets of a batch if the last stage, on this rank, computes the loss without logits.
@@ -313,7 +330,9 @@ class Pipeline(ModelStrategy):
         if self._partial_over_slices:
             sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
         if self._sharding is None and self.topology.dp_size > 1:
-            sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
+            summed = set() if self._sums is None else self._sums.finish()
+            rest = [parameter for parameter in self._parameters if parameter not in summed]
+            sum_gradients(rest, self.mesh.dp_group, self.topology.device)
         sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
 
     def share_of_squares(self) -> Tensor | None:
@@ -325,6 +344,12 @@ class Pipeline(ModelStrategy):
             self.topology.device,
             weights_counted_once=self._counted_elsewhere,
         )
+
+    def discard(self) -> None:
+        """Drops the gradients, after all sums of them have ended."""
+        if self._sums is not None:
+            self._sums.finish()
+        super().discard()
 
     def _grad_norm(self) -> Tensor:
         return grad_norm(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
@@ -447,6 +472,7 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
         checkpoint_sequential=args.checkpoint_sequential,
         sharding=sharding,
         tp_plan=args.tp_plan,
+        overlap_grad_reduce=args.overlap_grad_reduce,
         use_cpu=args.use_cpu,
     )
 
