@@ -251,11 +251,15 @@ callbacks:
     callbacks.trackers
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.fsdp_objects strategy.gradients strategy.meta_model
+    strategy.counter_draws
+    strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
-    strategy.initial_weights strategy.model_strategy strategy.pipeline.split
+    strategy.counter_weights
+    strategy.initial_weights strategy.pipeline.split
+    strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
     strategy.pipeline.stage strategy.single
     strategy.deepspeed strategy.pipeline.inference

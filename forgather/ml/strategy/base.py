@@ -43,6 +43,8 @@ class Recipe:
         model_key: a function that returns a cache key for the initial weights, so that a later run can read them from
             the cache. Two recipes with the same key must give the same weights, and the same random state after the
             model was made. None, or a function that returns None, if no such key is known.
+        initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
+            elements of its slices.
     """
 
     make_model: Callable[[], nn.Module]
@@ -52,6 +54,7 @@ class Recipe:
     autocast: torch.dtype | None = None
     model_is_made_anew: bool = False
     model_key: Callable[[], str | None] | None = None
+    initial_weights: str = "sequential"
 
 
 class Strategy(Protocol):

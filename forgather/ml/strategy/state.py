@@ -51,21 +51,25 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return whole
 
 
-def local_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """Returns the part of a whole tensor that belongs to this rank.
+Box = tuple[slice, ...]
+"""A part of a tensor, as one slice for each dimension."""
 
-    Args:
-        whole: the whole tensor.
-        like: a tensor of the same global shape, whose placements determine the part. If it is not a DTensor, the whole
-            tensor is returned.
+
+def whole_box(shape: Sequence[int]) -> Box:
+    """Returns the part that is the whole of a tensor."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def local_box(tensor: Tensor) -> Box:
+    """Returns the part of a tensor that is on this rank: the whole, unless it is a DTensor.
 
     Shapes:
-        whole: the global shape of `like`. Returns the local shape of `like`.
+        tensor: any; the shape of a DTensor is its global shape.
     """
-    if not isinstance(like, DTensor):
-        return whole
-    sizes, offsets = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)
-    return whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    if not isinstance(tensor, DTensor):
+        return whole_box(tensor.shape)
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
 
 
 def whole_model_state(

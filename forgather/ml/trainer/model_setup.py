@@ -30,9 +30,12 @@ from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.distributed import collectives
 from forgather.ml.embedding_noise import add_noise_to_embeddings, remove_noise_from_embeddings
+from forgather.ml.log import get_logger
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.quantized import quantized_as, refusal
+
+_log = get_logger(__name__)
 
 Step = Callable[[nn.Module], None]
 
@@ -279,6 +282,31 @@ def is_made_anew(model: Any) -> bool:
     if model is None or isinstance(model, nn.Module):
         return False
     return _unwrapped_partial(model)[2].get("quantization_config") is None
+
+
+def initial_weights(args: TrainingArguments, model: Any) -> str:
+    """Returns how the model gets its weights: "sequential" or "counter". A loaded model keeps its stored ones.
+
+    Args:
+        args: the training arguments.
+        model: the model, or the function that makes it, or None.
+
+    Raises:
+        TrainingError: FG620 if the model exists already, and its weights should be computed by position.
+    """
+    if args.initial_weights == "sequential" or model is None:
+        return "sequential"
+    if isinstance(model, nn.Module):
+        raise TrainingError(
+            "initial_weights is 'counter', and the model was made before the trainer, with weights",
+            code="FG620",
+            hint="give the trainer a function that makes the model: in a config, extend 'trainers/accel_trainer.yaml' "
+            "(also for one process), or write !partial before the constructor of the model",
+        ).about("args.initial_weights")
+    if not is_made_anew(model) or getattr(_unwrapped_partial(model)[0], "__name__", "").endswith("from_pretrained"):
+        _log.info("initial_weights: counter is for new models; this one is loaded")
+        return "sequential"
+    return "counter"
 
 
 # Part of every key: a change of the key's content makes keys of earlier releases invalid.
