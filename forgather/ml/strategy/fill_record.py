@@ -105,7 +105,7 @@ _CONSTANTS: dict[str, Number] = {"zero_": 0.0, "zeros": 0.0, "zeros_like": 0.0, 
 _CONSTANTS |= {"ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 _LAYOUT_CHANGES = frozenset(
-    ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_", "set_")
+    ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "set_")
 )
 _SAME_ELEMENTS = frozenset(("clone", "_to_copy", "copy_", "contiguous"))
 

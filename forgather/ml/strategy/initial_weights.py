@@ -40,10 +40,10 @@ from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
-from forgather.ml.model_class import is_quantized
+from forgather.ml.model_class import is_quantized, note_initial_weights
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.counter_weights import CounterWeights
+from forgather.ml.strategy.counter_weights import COUNTER_VERSION, CounterWeights
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
 from forgather.ml.strategy.state import Box, local_box, whole_box
 from forgather.ml.types import Topology
@@ -278,8 +278,8 @@ def _refuse_too_large(needed: int) -> None:
         raise TrainingError(
             f"the model takes {format_bytes(needed)}, and this machine has {format_bytes(available)} of free memory",
             code="FG733",
-            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the initial weights on a "
-            "larger machine, or set a smaller dtype",
+            hint="set initial_weights: counter, by which each process computes its slices of the weights, start from a "
+            "checkpoint (forgather.ml.models:from_pretrained), or set a smaller dtype",
         )
 
 
@@ -399,6 +399,7 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
     if recipe.initial_weights == "counter":
         weights = CounterWeights(recipe.make_model)
         refuse_other_models(weights.digest())
+        note_initial_weights(weights.model, f"counter-{COUNTER_VERSION}")
         if (base := base_of(weights.model)) is not None and not base.digest:
             # The fills stand for the weights that have no values yet.
             left_out = names_of_adapter(weights.model)

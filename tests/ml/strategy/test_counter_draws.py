@@ -6,7 +6,14 @@ import statistics
 import numpy as np
 import pytest
 
-from forgather.ml.strategy.counter_draws import CHUNK, logarithm, normal_probability, normal_quantile, stream_key, uniform
+from forgather.ml.strategy.counter_draws import (
+    CHUNK,
+    logarithm,
+    normal_probability,
+    normal_quantile,
+    stream_key,
+    uniform,
+)
 
 COUNT = 40_000
 
