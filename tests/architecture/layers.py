@@ -224,7 +224,7 @@ events:
     callbacks.base
     callbacks.dispatch
 checkpoints:
-    checkpoint.files checkpoint.rng checkpoint.storage
+    checkpoint.files checkpoint.rng checkpoint.spilled checkpoint.storage
     checkpoint.manifest
     checkpoint.averaged_weights checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.pickled_tensors checkpoint.state

@@ -644,7 +644,9 @@ class Trainer(WithOwnLoss):
         phase.set_phase("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         # Every process takes part in gathering the weights; only the main process keeps them.
-        weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
+        place = model_export.spill_place(self.storage, folder) if self.strategy.topology.is_writer else None
+        own = [*self.model.parameters(), *self.model.buffers()]
+        weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer, place=place, own=own)
         # Only the main process writes: all ranks would write the same files into one folder.
         write = functools.partial(
             model_export.export_model,
