@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,19 @@ def seq2seq_from_pretrained(
     return _in_training_mode(model, "ForConditionalGeneration")
 
 
+_on_meta: ContextVar[bool] = ContextVar("loading_on_meta", default=False)
+
+
+@contextmanager
+def loading_on_meta() -> Iterator[None]:
+    """Context manager in which trained models are made without values, and no weights are read."""
+    token = _on_meta.set(True)
+    try:
+        yield
+    finally:
+        _on_meta.reset(token)
+
+
 def _trained_model(
     kind: Any,
     pretrained_model_name_or_path: str | os.PathLike[str],
@@ -206,6 +221,8 @@ def _trained_model(
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
     quantization_config = options.get("quantization_config")
+    if _on_meta.get():
+        options = options | {"device_map": "meta"}
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             loaded: Any = kind.from_pretrained(source, output_loading_info=True, **options)

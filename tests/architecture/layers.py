@@ -257,7 +257,7 @@ strategies:
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.pipeline.schedules strategy.registry strategy.state
-    strategy.counter_weights
+    strategy.counter_weights strategy.stored_weights
     strategy.initial_weights strategy.pipeline.split
     strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages

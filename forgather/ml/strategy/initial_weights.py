@@ -46,6 +46,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.counter_weights import COUNTER_VERSION, CounterWeights
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
 from forgather.ml.strategy.state import Box, local_box, whole_box
+from forgather.ml.strategy.stored_weights import StoredWeights, stored_weights
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
@@ -405,9 +406,20 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
             left_out = names_of_adapter(weights.model)
             note_base(weights.model, replace(base, digest=f"counter-{weights.digest(left_out)}"))
         return InitialWeights(weights, lambda: weights.model, topology.device)
+    if (stored := _stored_of_all(recipe)) is not None:
+        return InitialWeights(stored, lambda: stored.model, topology.device)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
     return _from_existing_model(recipe.make_model(), topology)
+
+
+def _stored_of_all(recipe: Recipe) -> StoredWeights | None:
+    """Returns the stored weights of a loaded model, if every rank can read its slices of them. Collective."""
+    if recipe.stored_in is None or collectives.size() == 1:
+        return None
+    stored = stored_weights(recipe.make_model, recipe.stored_in)
+    facts = collectives.all_gather(None if stored is None else stored.facts())
+    return stored if facts[0] is not None and all(other == facts[0] for other in facts) else None
 
 
 def build_whole(recipe: Recipe, topology: Topology) -> nn.Module:

@@ -309,6 +309,31 @@ def initial_weights(args: TrainingArguments, model: Any) -> str:
     return "counter"
 
 
+_OPTIONS_OF_LOADING = frozenset(("pretrained_model_name_or_path", "tokenizer", "dtype", "attn_implementation"))
+
+
+def stored_in(model: Any, adapter: Adapter | None) -> Path | None:
+    """Returns the folder from which a function loads a model as it is; None if the function does anything else.
+
+    Args:
+        model: the model, or the function that makes it, or None.
+        adapter: the adapter of the model.
+    """
+    if adapter is not None or isinstance(model, nn.Module):
+        return None
+    function, args, kwargs = _unwrapped_partial(model)
+    if function is not from_pretrained:
+        return None
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    given |= given.pop("options", {})
+    folder = Path(given["pretrained_model_name_or_path"]).expanduser()
+    is_plain = given.keys() <= _OPTIONS_OF_LOADING and not (folder / "adapter_config.json").exists()
+    return folder if is_plain and folder.is_dir() else None
+
+
 # Part of every key: a change of the key's content makes keys of earlier releases invalid.
 _FORM = 1
 _PACKAGES = ("torch", "transformers", "numpy")

@@ -221,6 +221,7 @@ class Trainer(WithOwnLoss):
             prepare=preparation(args),
             autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
             model_is_made_anew=model_setup.is_made_anew(model_init if model is None else model),
+            stored_in=model_setup.stored_in(model_init if model is None else model, adapter),
             initial_weights=model_setup.initial_weights(args, model_init if model is None else model),
             model_key=functools.partial(model_key, model_init if model is None else model, args.seed, adapter),
         )
