@@ -12,7 +12,6 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +31,38 @@ from forgather.ml.strategy.state import Box
 _log = get_logger(__name__)
 
 
+class _File:
+    """A safetensors file, of which parts of tensors are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._file = safe_open(self._path, framework="pt").__enter__()  # type: ignore[no-untyped-call]
+        self._read = 0
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._file.keys())
+
+    def shape(self, name: str) -> list[int]:
+        found: list[int] = self._file.get_slice(name).get_shape()
+        return found
+
+    def part(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
+        # Pages of a mapped file count as memory of the process for as long as it is mapped.
+        if self._read > _REMAP_BYTES:
+            self._open()
+        # A scalar has no slices.
+        found: Tensor = self._file.get_slice(name)[box] if box else self._file.get_tensor(name)
+        self._read += found.nbytes
+        return found.to(dtype, copy=True)
+
+
+_REMAP_BYTES = 16 << 20
+
+
 class StoredWeights:
     """The weights of a model in the safetensors files of its folder. Only the parts that are asked for are read.
 
@@ -41,7 +72,7 @@ class StoredWeights:
         tables: the values of the buffers that no file has, by name.
     """
 
-    def __init__(self, model: nn.Module, files: dict[str, Any], tables: dict[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, files: dict[str, _File], tables: dict[str, Tensor]) -> None:
         self.model = model
         self._files = files
         self._tables = tables
@@ -64,7 +95,7 @@ class StoredWeights:
             table = self._tables.get(fqn)
             if table is not None and (table.shape, table.dtype) == (self._shapes[fqn], self._dtypes[fqn]):
                 continue
-            if name not in self._files or list(self._shapes[fqn]) != self._files[name].get_slice(name).get_shape():
+            if name not in self._files or list(self._shapes[fqn]) != self._files[name].shape(name):
                 return False
         return set(self._files) <= set(self._stored_as)
 
@@ -82,10 +113,8 @@ class StoredWeights:
         name = self._stored_as[fqn]
         if name not in self._files:
             return self._tables[fqn][box].to(wanted, copy=True)
-        file = self._files[name]
-        found: Tensor = file.get_slice(name)[box] if box else file.get_tensor(name)
         # The library converts to the dtype of the model, too.
-        return found.to(self._dtypes[fqn]).to(wanted, copy=True)
+        return self._files[name].part(name, box, self._dtypes[fqn]).to(wanted)
 
 
 def stored_weights(make_model: Callable[[], nn.Module], folder: Path) -> StoredWeights | None:
@@ -114,15 +143,15 @@ def stored_weights(make_model: Callable[[], nn.Module], folder: Path) -> StoredW
     return None
 
 
-def _open_files(folder: Path) -> dict[str, Any]:
+def _open_files(folder: Path) -> dict[str, _File]:
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file():
         placed = json.loads((folder / WEIGHTS_INDEX).read_text())["weight_map"]
         names = sorted({Path(name).name for name in placed.values()})
-    found: dict[str, Any] = {}
+    found: dict[str, _File] = {}
     for name in names:
-        file = safe_open(folder / name, framework="pt").__enter__()  # type: ignore[no-untyped-call]
-        for key in file.keys():  # noqa: SIM118 - no mapping
+        file = _File(folder / name)
+        for key in file.names:
             if key in found:
                 raise SafetensorError(f"{key} is in two files")
             found[key] = file
