@@ -93,9 +93,7 @@ def add(folder):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("name", "change"), [("mixtral", None), ("llama", rename), ("llama", remove), ("llama", add)]
-)
+@pytest.mark.parametrize(("name", "change"), [("mixtral", None), ("llama", rename), ("llama", remove), ("llama", add)])
 def test_one_process_loads_a_model_whose_files_have_other_names(name, change, tmp_path):
     MODELS[name]().save_pretrained(tmp_path)
     if change is not None:
