@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
+from forgather.ml.meta_loading import is_loading_on_meta
 from forgather.ml.model_class import note_new_weights
 from forgather.ml.random_state import forked_random
 from forgather.ml.vocabulary import extend_vocabulary
@@ -188,19 +187,6 @@ def seq2seq_from_pretrained(
     return _in_training_mode(model, "ForConditionalGeneration")
 
 
-_on_meta: ContextVar[bool] = ContextVar("loading_on_meta", default=False)
-
-
-@contextmanager
-def loading_on_meta() -> Iterator[None]:
-    """Context manager in which trained models are made without values, and no weights are read."""
-    token = _on_meta.set(True)
-    try:
-        yield
-    finally:
-        _on_meta.reset(token)
-
-
 def _trained_model(
     kind: Any,
     pretrained_model_name_or_path: str | os.PathLike[str],
@@ -221,7 +207,7 @@ def _trained_model(
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
     quantization_config = options.get("quantization_config")
-    if _on_meta.get():
+    if is_loading_on_meta():
         options = options | {"device_map": "meta"}
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():

@@ -186,7 +186,7 @@ entry point:
 
 TRAINING = """
 ml foundation:
-    argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+    argument_values hub library_progress memory meta_loading metrics model_class number_format random_state run_dir train_mode types
     anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
@@ -275,7 +275,7 @@ trainers:
     trainer.synchronization
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
-    trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
+    trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export

@@ -215,9 +215,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, target: Tensor, args: Sequence[Any], kwargs: dict[str, Any], earlier: Formula, *, is_new: bool
     ) -> Formula:
         name = _name(func)
-        region = (
-            None if is_new or _is_whole(target) else (tuple(target.shape), target.stride(), target.storage_offset())
-        )
+        region = None if is_new else _region(target)
         if name in _LAYOUT_CHANGES:
             # The operations before it were recorded with the tensor, whose layout is another one now.
             return Formula(other=name, is_random=True)

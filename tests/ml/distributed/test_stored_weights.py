@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from forgather.ml.models import from_pretrained
 from forgather.ml.strategy import initial_weights
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
-from forgather.ml.trainer.model_setup import stored_in
+from forgather.ml.trainer.model_source import stored_in
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.test_initial import recipe_of, started
 
