@@ -96,7 +96,6 @@ _QUICK_OPTIONS = {
     ("LoRA", "FSDP2"),
     ("DoRA", "1F1B"),
     ("counter", "FSDP2 x TP2"),
-    ("counter, LoRA", "1F1B"),
     ("fewer from epoch 1", "FSDP2"),
     ("global batch", "DDP"),
     ("more from step 2", "1F1B"),

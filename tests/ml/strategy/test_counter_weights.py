@@ -15,6 +15,7 @@ from forgather.ml.strategy import counter_weights
 from forgather.ml.strategy.counter_weights import CounterWeights
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
 from forgather.ml.strategy.state import whole_box
+from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.models import gpt2, llama, whole
 from tests.ml.strategy.test_initial import alone, recipe_of, started
@@ -231,7 +232,7 @@ def slices(name):
     return drawn
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "various"])
+@pytest.mark.parametrize("name", thinned(["llama", "gpt2", "various"], lambda name: name == "various"))
 def test_every_rank_computes_its_slices_of_the_weights_of_one_process(name):
     first, *others = run_ranks(3, slices, name)
     assert [first] * 2 == others
