@@ -19,6 +19,7 @@ from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.distributed import collectives
 from forgather.ml.embedding_noise import add_noise_to_embeddings, remove_noise_from_embeddings
+from forgather.ml.float8 import compute_in_float8
 from forgather.ml.liger import use_liger_kernels
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.quantized import quantized_as, refusal
@@ -33,6 +34,11 @@ def preparation(args: TrainingArguments) -> list[Step]:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
     if args.use_liger_kernel:
         steps.append(functools.partial(use_liger_kernels, settings=args.liger_kernel_config or {}))
+    if args.fp8 is not None:
+        in_float8 = functools.partial(
+            compute_in_float8, recipe=args.fp8, exclude=args.fp8_exclude, emulate=args.fp8_emulate
+        )
+        steps.append(in_float8)
     if args.neftune_noise_alpha is not None:
         steps.append(functools.partial(add_noise_to_embeddings, alpha=args.neftune_noise_alpha))
     else:
