@@ -52,6 +52,20 @@ def is_quantized(model: Any) -> bool:
     return getattr(model, "hf_quantizer", None) is not None or bool(getattr(model, "is_quantized", False))
 
 
+_INITIAL_WEIGHTS = "_forgather_initial_weights"
+
+
+def note_initial_weights(model: nn.Module, kind: str) -> None:
+    """Keeps with a new model how its weights were made, such as "counter-1"."""
+    vars(model)[_INITIAL_WEIGHTS] = kind
+
+
+def initial_weights_of(model: nn.Module) -> str | None:
+    """Returns what `note_initial_weights` kept; None for weights that were loaded, or made by one process."""
+    found: str | None = vars(getattr(model, "stands_for", model)).get(_INITIAL_WEIGHTS)
+    return found
+
+
 _NEW_WEIGHTS = "_forgather_new_weights"
 
 

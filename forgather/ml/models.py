@@ -31,6 +31,7 @@ from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
+from forgather.ml.meta_loading import is_loading_on_meta
 from forgather.ml.model_class import note_new_weights
 from forgather.ml.random_state import forked_random
 from forgather.ml.vocabulary import extend_vocabulary
@@ -206,6 +207,8 @@ def _trained_model(
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
     quantization_config = options.get("quantization_config")
+    if is_loading_on_meta():
+        options = options | {"device_map": "meta"}
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             loaded: Any = kind.from_pretrained(source, output_loading_info=True, **options)

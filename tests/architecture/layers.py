@@ -186,7 +186,7 @@ entry point:
 
 TRAINING = """
 ml foundation:
-    argument_values host_reads hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+    argument_values host_reads hub library_progress memory meta_loading metrics model_class number_format random_state run_dir train_mode types
     anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
@@ -229,7 +229,7 @@ events:
     callbacks.base
     callbacks.dispatch
 checkpoints:
-    checkpoint.files checkpoint.rng checkpoint.storage
+    checkpoint.files checkpoint.rng checkpoint.spilled checkpoint.storage
     checkpoint.manifest
     checkpoint.averaged_weights checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.pickled_tensors checkpoint.state
@@ -256,11 +256,15 @@ callbacks:
     callbacks.trackers
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
+    strategy.counter_draws
+    strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_config strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.fsdp_units strategy.pipeline.schedules strategy.registry strategy.state
-    strategy.initial_weights strategy.model_strategy strategy.pipeline.split
+    strategy.counter_weights strategy.stored_weights
+    strategy.initial_weights strategy.pipeline.split
+    strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
     strategy.pipeline.stage strategy.single
     strategy.deepspeed strategy.pipeline.inference
@@ -275,7 +279,7 @@ trainers:
     trainer.synchronization
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
-    trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
+    trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export

@@ -22,6 +22,7 @@ LONG_MODULES = {
     "forgather/ml/anomalies.py": "one detector for each kind of anomaly, and the window that defines it",
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
+    "forgather/ml/strategy/fill_record.py": "one mode, and what each kind of operation does to a formula",
     "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/strategy/pipeline/strategy.py": "one strategy, from its settings to its state",

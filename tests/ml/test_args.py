@@ -51,6 +51,7 @@ def test_every_default_is_that_of_transformers():
         "save_on_best",
         "save_top_k",
         "keep_every_n_steps",
+        "initial_weights",
         "loraplus_lr_ratio",
         "loraplus_lr_embedding",
         "parameter_groups",

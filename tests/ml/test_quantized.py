@@ -13,7 +13,7 @@ from forgather.ml.adapter_base import names_of_base
 from forgather.ml.adapters import lora
 from forgather.ml.model_class import num_parameters
 from forgather.ml.models import ModelSourceError, from_pretrained
-from forgather.ml.trainer.model_setup import is_made_anew
+from forgather.ml.trainer.model_source import is_made_anew
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from forgather.quantized import Quantized, quantized_as, refusal

@@ -57,6 +57,7 @@ from forgather.ml.checkpoint.manifest import (
     read_small_file,
 )
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
+from forgather.ml.checkpoint.spilled import SpilledTensors
 from forgather.ml.checkpoint.state import read_tensors
 from forgather.ml.checkpoint.storage import Bytes, Storage
 from forgather.ml.model_class import class_name
@@ -109,7 +110,7 @@ def export_checkpoint(
     refuse_place(source, into)
     refuse_changed(source, manifest)
     warn_of_average(source)
-    weights = weights_in_type(whole_weights(source), dtype)
+    weights = weights_in_type(whole_weights(source), dtype, place=SpilledTensors(_disk_of(into)))
     layout = _weight_files(source, manifest, weights, shard_size)
     return _written(source, into, layout, describing_files(source, manifest), dtype, storage)
 
@@ -242,21 +243,30 @@ def refuse_changed(source: Path, manifest: Manifest) -> None:
         raise error
 
 
-def weights_in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[str, Tensor]:
+def weights_in_type(
+    weights: Iterable[tuple[str, Tensor]], dtype: str | None, *, place: SpilledTensors | None = None
+) -> dict[str, Tensor]:
     """Returns weights by name without the prefix of torch.compile, with floating-point weights in another type.
 
     Args:
         weights: names and weights.
         dtype: the name of the type; None to keep the types.
+        place: the place of the returned weights; None to keep all in memory.
 
     Shapes:
         weights: any.
     """
     wanted = None if dtype is None else getattr(torch, dtype)
-    return {
-        name.removeprefix(_COMPILED): tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
-        for name, tensor in weights
-    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        converted = tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
+        found[name.removeprefix(_COMPILED)] = converted if place is None else place.keep(converted)
+    return found
+
+
+def _disk_of(folder: Path) -> Path:
+    """Returns the nearest folder that exists, on the disk on which a new folder will be."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
 
 
 def _weight_files(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> WeightFiles:

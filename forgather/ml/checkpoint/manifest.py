@@ -45,7 +45,8 @@ class Manifest:
     Args:
         step: the number of optimizer steps that were done.
         files: the size and digest of each file, by path within the folder.
-        facts: the further entries: "run" (see `lineage`), "config", "data", "versions", "layout".
+        facts: the further entries: "run" (see `lineage`), "config", "data", "versions", "layout",
+            "initial_weights" (how the weights of step 0 were made, unless one process made or loaded them).
     """
 
     step: int

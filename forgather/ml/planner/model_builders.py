@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
@@ -27,7 +27,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 from forgather.ml.planner.packed_weights import packing_fakes
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.value_readings import ReadingZeros
-from forgather.ml.strategy.meta_model import set_tensor, tensors_of
+from forgather.ml.strategy.meta_model import replacing_conversions
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -89,7 +89,7 @@ def loading_fakes() -> Iterator[None]:
     """
     # Their constructor makes the folder if this is true, and uses it for nothing else.
     no_folder = mock.patch.object(TrainingArguments, "should_save", new=False)
-    with _replacing_conversions(), packing_fakes(), _loading_shapes(), no_folder:
+    with replacing_conversions(), packing_fakes(), _loading_shapes(), no_folder:
         yield
 
 
@@ -146,33 +146,3 @@ def _stored_dtype(folder: Any) -> torch.dtype:
             for name in stored.keys():  # noqa: SIM118 - no mapping
                 return _DTYPES.get(stored.get_slice(name).get_dtype(), torch.float32)
     return torch.float32
-
-
-@contextlib.contextmanager
-def _replacing_conversions() -> Iterator[None]:
-    """Context manager in which `to`, `half` and other conversions of a module replace its tensors by new ones.
-
-    torch exchanges the contents of fake tensors in place, which fails as soon as something refers to one of them.
-    """
-    kept = nn.Module._apply
-
-    def apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Stands for `nn.Module._apply`: each tensor is replaced, and tied ones stay tied."""
-        done: dict[int, tuple[Tensor, Tensor]] = {}
-        for _, owner, name, old in list(tensors_of(module)):
-            if (name not in owner._parameters and name not in owner._buffers) or not (recurse or owner is module):
-                continue
-            if id(old) not in done:
-                new = convert(old)
-                if isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
-                    new = nn.Parameter(new, requires_grad=old.requires_grad)
-                done[id(old)] = (old, new)
-            if done[id(old)][1] is not old:
-                set_tensor(owner, name, done[id(old)][1])
-        return module
-
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = kept  # type: ignore[method-assign]

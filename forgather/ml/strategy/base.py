@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,9 @@ class Recipe:
         model_key: a function that returns a cache key for the initial weights, so that a later run can read them from
             the cache. Two recipes with the same key must give the same weights, and the same random state after the
             model was made. None, or a function that returns None, if no such key is known.
+        stored_in: the folder from which `make_model` loads the model as it is; None if it makes or changes weights.
+        initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
+            elements of its slices.
     """
 
     make_model: Callable[[], nn.Module]
@@ -52,6 +56,8 @@ class Recipe:
     autocast: torch.dtype | None = None
     model_is_made_anew: bool = False
     model_key: Callable[[], str | None] | None = None
+    stored_in: Path | None = None
+    initial_weights: str = "sequential"
 
 
 class Strategy(Protocol):

@@ -38,7 +38,12 @@ from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_settings, refuse_differences
 from forgather.ml.strategy.deepspeed_state import EngineState, fill_stage_3
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import InitialWeights, has_shapes_only, make_initial_weights
+from forgather.ml.strategy.initial_weights import (
+    InitialWeights,
+    build_whole,
+    has_shapes_only,
+    make_initial_weights,
+)
 from forgather.ml.strategy.model_strategy import to_device, topology_of
 from forgather.ml.strategy.state import local_state, names_of, on_host
 from forgather.ml.train_mode import restored_train_modes
@@ -180,7 +185,7 @@ class DeepSpeedZero:
                 self._initial.fill(self.model)
             self._refuse_double()
         else:
-            self.model = recipe.make_model()
+            self.model = build_whole(recipe, replace(self.topology, device=torch.device("cpu")))
             require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
             self._refuse_double()
             self.model = self.model.to(self.topology.device)

@@ -17,11 +17,11 @@ import hashlib
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import CheckpointError, DistributedError, TrainingError, nearest
+from forgather.ml.adapter_base import base_of, names_of_adapter, note_base
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, split_tensors, write_state, write_tensors
@@ -39,11 +40,13 @@ from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
-from forgather.ml.model_class import is_quantized
+from forgather.ml.model_class import is_quantized, note_initial_weights
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.counter_weights import COUNTER_VERSION, CounterWeights
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
-from forgather.ml.strategy.state import local_slice
+from forgather.ml.strategy.state import Box, local_box, whole_box
+from forgather.ml.strategy.stored_weights import StoredWeights, stored_weights
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
@@ -54,6 +57,39 @@ MAX_BYTES = 8 << 30
 MAX_FOLDERS = 16
 _ALIAS = "alias."
 _WEIGHTS, _RNG = "weights.safetensors", "random"
+
+
+class WeightSource(Protocol):
+    """Where initial weights come from: a file, an existing model, or the fills of a model.
+
+    `names` are the names of the weights.
+    """
+
+    names: list[str]
+
+    def shape(self, fqn: str) -> torch.Size:
+        """Returns the shape of a whole weight.
+
+        Raises:
+            KeyError: if there is no weight with this name.
+        """
+        ...
+
+    def part(self, fqn: str, box: Box, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a part of a weight on the CPU, in memory of its own.
+
+        Args:
+            fqn: the name of the weight.
+            box: the part, as one slice for each dimension.
+            dtype: the dtype of the result; None for that of the weight.
+
+        Shapes:
+            Returns the lengths of the slices.
+
+        Raises:
+            KeyError: if there is no weight with this name.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +123,27 @@ class SeedWeights:
         self._known = set(self._file.keys())
         self.names = sorted(self._known | set(self._aliases))
 
-    def find(self, fqn: str) -> Tensor:
-        """Returns one weight, unsharded and on the CPU.
+    def shape(self, fqn: str) -> torch.Size:
+        """Returns the shape of one weight, see `WeightSource`."""
+        return torch.Size(self._file.get_slice(self._stored_name(fqn)).get_shape())
 
-        Args:
-            fqn: the name of the weight.
+    def part(self, fqn: str, box: Box, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a part of one weight, of which only this part is read; see `WeightSource`."""
+        name = self._stored_name(fqn)
+        # A scalar has no slices.
+        found: Tensor = self._file.get_slice(name)[box] if box else self._file.get_tensor(name)
+        return found.to(found.dtype if dtype is None else dtype, copy=True)
 
-        Shapes:
-            The result has the shape of the unsharded weight.
-
-        Raises:
-            KeyError: if there is no weight with this name.
-        """
-        original = self._aliases.get(fqn, fqn)
+    def _stored_name(self, fqn: str) -> str:
+        original: str = self._aliases.get(fqn, fqn)
         if original not in self._known:
             raise KeyError(fqn)
-        found: Tensor = self._file.get_tensor(original)
-        return found
+        return original
 
     def fits(self, model: nn.Module) -> bool:
         """Returns whether the weights are those of a model: the same names and shapes."""
-        shapes = {fqn: list(tensor.shape) for fqn, _, _, tensor in tensors_of(model) if is_plain(tensor)}
-        known = {fqn: self._file.get_slice(self._aliases.get(fqn, fqn)).get_shape() for fqn in self.names}
-        return shapes == known
+        shapes = {fqn: tensor.shape for fqn, _, _, tensor in tensors_of(model) if is_plain(tensor)}
+        return shapes == {fqn: self.shape(fqn) for fqn in self.names}
 
 
 def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
@@ -245,8 +279,8 @@ def _refuse_too_large(needed: int) -> None:
         raise TrainingError(
             f"the model takes {format_bytes(needed)}, and this machine has {format_bytes(available)} of free memory",
             code="FG733",
-            hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the initial weights on a "
-            "larger machine, or set a smaller dtype",
+            hint="set initial_weights: counter, by which each process computes its slices of the weights, start from a "
+            "checkpoint (forgather.ml.models:from_pretrained), or set a smaller dtype",
         )
 
 
@@ -254,24 +288,21 @@ class InitialWeights:
     """The initial weights by name, and the model that they belong to.
 
     Args:
-        find: a function that returns a weight by name, whole and on the CPU. It raises KeyError if there is no such
-            weight.
-        names: the names of the weights.
+        source: where the weights come from.
         make_skeleton: a function that returns the model on the meta device.
         device: the default device of filled tensors.
     """
 
     def __init__(
         self,
-        find: Callable[[str], Tensor],
-        names: list[str],
+        source: WeightSource,
         make_skeleton: Callable[[], nn.Module],
         device: torch.device,
     ) -> None:
-        self._find = find
+        self._source = source
         self._make_skeleton = make_skeleton
         self._device = device
-        self.names = names
+        self.names = source.names
 
     def on_meta(self) -> nn.Module:
         """Returns the model with every parameter and buffer on the meta device, where they take no memory.
@@ -282,7 +313,7 @@ class InitialWeights:
         return self._make_skeleton()
 
     def read(self, fqn: str) -> Tensor:
-        """Returns a parameter or buffer, whole and on the CPU. If the weights are in a file, only this tensor is read.
+        """Returns a parameter or buffer, whole and on the CPU. Only this tensor is read or computed.
 
         Args:
             fqn: the name of the parameter or buffer.
@@ -293,8 +324,11 @@ class InitialWeights:
         Raises:
             DistributedError: FG731 if there is no initial weight with this name.
         """
+        return self._source.part(fqn, whole_box(self._shape(fqn)))
+
+    def _shape(self, fqn: str) -> torch.Size:
         try:
-            return self._find(fqn)
+            return self._source.shape(fqn)
         except KeyError:
             raise DistributedError(
                 f"the initial weights have no {fqn!r}",
@@ -305,8 +339,8 @@ class InitialWeights:
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
         """Sets the values of all parameters and buffers in a model, or in a part of a model.
 
-        A tensor on the meta device is replaced by a tensor on `device`. Any other tensor is written in place. For a
-        DTensor, only the local part is copied.
+        A tensor on the meta device is replaced by a tensor on `device`. Any other tensor is written in place. Of a
+        DTensor, only the local part is read or computed.
 
         Args:
             module: the model, or a part of it whose modules have the same qualified names as in the whole model.
@@ -328,18 +362,18 @@ class InitialWeights:
 
     @torch.no_grad()
     def _filled(self, fqn: str, old: Tensor, device: torch.device) -> Tensor:
-        value = self.read(fqn)
-        if value.shape != old.shape:
+        shape = self._shape(fqn)
+        if shape != old.shape:
             raise DistributedError(
-                f"{fqn!r} has shape {tuple(old.shape)} in the model and {tuple(value.shape)} in the initial weights",
+                f"{fqn!r} has shape {tuple(old.shape)} in the model and {tuple(shape)} in the initial weights",
                 code="FG731",
                 hint="the model must be the same on every rank: nothing in it may depend on the rank",
             )
-        local = local_slice(value, old)
+        local = self._source.part(fqn, local_box(old), old.dtype)
         if not old.is_meta:
             (old.to_local() if isinstance(old, DTensor) else old).copy_(local)
             return old
-        new: Tensor = local.to(device=device, dtype=old.dtype, copy=True).contiguous()
+        new: Tensor = local.to(device=device).contiguous()
         if isinstance(old, DTensor):
             new = DTensor.from_local(
                 new, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride()
@@ -363,9 +397,50 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
     """
     if has_shapes_only():
         return _Shapes(recipe, topology)
+    if recipe.initial_weights == "counter":
+        weights = CounterWeights(recipe.make_model)
+        refuse_other_models(weights.digest())
+        note_initial_weights(weights.model, f"counter-{COUNTER_VERSION}")
+        if (base := base_of(weights.model)) is not None and not base.digest:
+            # The fills stand for the weights that have no values yet.
+            left_out = names_of_adapter(weights.model)
+            note_base(weights.model, replace(base, digest=f"counter-{weights.digest(left_out)}"))
+        return InitialWeights(weights, lambda: weights.model, topology.device)
+    if (stored := _stored_of_all(recipe)) is not None:
+        return InitialWeights(stored, lambda: stored.model, topology.device)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
     return _from_existing_model(recipe.make_model(), topology)
+
+
+def _stored_of_all(recipe: Recipe) -> StoredWeights | None:
+    """Returns the stored weights of a loaded model, if every rank can read its slices of them. Collective."""
+    if recipe.stored_in is None or collectives.size() == 1:
+        return None
+    stored = stored_weights(recipe.make_model, recipe.stored_in)
+    facts = collectives.all_gather(None if stored is None else stored.facts())
+    return stored if facts[0] is not None and all(other == facts[0] for other in facts) else None
+
+
+def build_whole(recipe: Recipe, topology: Topology) -> nn.Module:
+    """Returns the whole model of a recipe with its initial weights, on the device of this rank.
+
+    Collective with `initial_weights: counter`: every rank must call it.
+
+    Args:
+        recipe: the recipe that makes the model.
+        topology: the position of this rank.
+
+    Raises:
+        DistributedError: FG732 if the ranks have different models.
+        TrainingError: FG619 if the fills of the model cannot be recorded.
+    """
+    if recipe.initial_weights == "sequential" or has_shapes_only():
+        return recipe.make_model().to(topology.device)
+    weights = make_initial_weights(recipe, topology)
+    model = weights.on_meta()
+    weights.fill(model)
+    return model
 
 
 _shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
@@ -392,7 +467,7 @@ class _Shapes(InitialWeights):
     def __init__(self, recipe: Recipe, topology: Topology) -> None:
         model = meta_model(recipe.make_model)
         names = [fqn for fqn, *_ in tensors_of(model)]
-        super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
+        super().__init__(_ModelValues({}, names), lambda: model, topology.device)
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
         """Allocates the buffers, which are small. Parameters stay on the meta device, or become fake tensors."""
@@ -475,7 +550,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     def make_skeleton() -> nn.Module:
         return made.pop() if made else _unpickled(mine["skeleton"]) or meta_model(recipe.make_model)
 
-    return InitialWeights(weights.find, weights.names, make_skeleton, topology.device)
+    return InitialWeights(weights, make_skeleton, topology.device)
 
 
 def _pickled(model: nn.Module) -> bytes | None:
@@ -498,33 +573,63 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
     return model
 
 
-def _from_existing_model(model: nn.Module, topology: Topology) -> InitialWeights:
-    values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
-    # Values are not compared, because rank 0 broadcasts its values to all ranks below.
-    shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
-    digests = collectives.all_gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
+def refuse_other_models(digest: str) -> int:
+    """Raises an error on every rank if the ranks have different models; returns the number of ranks. Collective.
+
+    Args:
+        digest: a digest of what must be equal on all ranks.
+
+    Raises:
+        DistributedError: FG732.
+    """
+    digests = collectives.all_gather(digest)
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
             raise DistributedError(
                 f"rank {rank} has a different model than rank 0: names, shapes or types of the weights differ",
                 code="FG732",
                 hint="nothing in the construction of the model may depend on the rank",
             )
+    return len(digests)
+
+
+def _from_existing_model(model: nn.Module, topology: Topology) -> InitialWeights:
+    values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
+    # Values are not compared, because rank 0 broadcasts its values to all ranks below.
+    shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
+    several = refuse_other_models(hashlib.sha256(repr(shapes).encode()).hexdigest()) > 1
     done: set[int] = set()
     for tensor in values.values():
-        if id(tensor) not in done and len(digests) > 1:
+        if id(tensor) not in done and several:
             done.add(id(tensor))
             _broadcast(tensor, topology.device)
-    taken: dict[str, Tensor] = {}
+    source = _ModelValues(values, list(values))
 
     def make_skeleton() -> nn.Module:
-        taken.update(move_to_meta(model))
+        source.values |= move_to_meta(model)
         return model
 
-    def find(fqn: str) -> Tensor:
-        return (taken if fqn in taken else values)[fqn].detach()
+    return InitialWeights(source, make_skeleton, topology.device)
 
-    return InitialWeights(find, list(values), make_skeleton, topology.device)
+
+class _ModelValues:
+    """The weights of an existing model.
+
+    Args:
+        values: the weights by name.
+        names: their names.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], names: list[str]) -> None:
+        self.values = dict(values)
+        self.names = names
+
+    def shape(self, fqn: str) -> torch.Size:
+        return self.values[fqn].shape
+
+    def part(self, fqn: str, box: Box, dtype: torch.dtype | None = None) -> Tensor:
+        value = self.values[fqn].detach()
+        return value[box].to(device="cpu", dtype=value.dtype if dtype is None else dtype, copy=True)
 
 
 @torch.no_grad()

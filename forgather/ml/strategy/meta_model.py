@@ -6,6 +6,7 @@ Tied weights stay tied, and the random state is not changed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -141,3 +142,33 @@ def drop_values(model: nn.Module, parts: Iterable[nn.Module]) -> None:
         if "quant_state" in vars(owner):
             # bitsandbytes keeps the scales of a weight with its layer, too.
             vars(owner)["quant_state"] = None
+
+
+@contextlib.contextmanager
+def replacing_conversions() -> Iterator[None]:
+    """Context manager in which `to`, `half` and other conversions of a module replace its tensors by new ones.
+
+    torch exchanges the contents of fake tensors in place, which fails as soon as something refers to one of them.
+    """
+    kept = nn.Module._apply
+
+    def apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Stands for `nn.Module._apply`: each tensor is replaced, and tied ones stay tied."""
+        done: dict[int, tuple[Tensor, Tensor]] = {}
+        for _, owner, name, old in list(tensors_of(module)):
+            if (name not in owner._parameters and name not in owner._buffers) or not (recurse or owner is module):
+                continue
+            if id(old) not in done:
+                new = convert(old)
+                if isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=old.requires_grad)
+                done[id(old)] = (old, new)
+            if done[id(old)][1] is not old:
+                set_tensor(owner, name, done[id(old)][1])
+        return module
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = kept  # type: ignore[method-assign]

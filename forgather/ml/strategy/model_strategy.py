@@ -25,6 +25,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
+from forgather.ml.strategy.initial_weights import build_whole
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -71,7 +72,7 @@ class ModelStrategy:
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, moves the model to the device, and applies the `prepare` steps."""
         self._recipe = recipe
-        self.model = self.view = self.engine = recipe.make_model().to(self.topology.device)
+        self.model = self.view = self.engine = build_whole(recipe, self.topology)
         self.rule = recipe.make_rule(self.model)
         self._divide_positions()
         for step in recipe.prepare:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from forgather.errors import CheckpointError, nearest
 from forgather.ml.adapter_base import names_of_base, stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.checkpoint.save_plan import LocalState
+from forgather.ml.checkpoint.spilled import SpilledTensors
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
 from forgather.ml.model_class import class_name
@@ -51,21 +52,25 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return whole
 
 
-def local_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """Returns the part of a whole tensor that belongs to this rank.
+Box = tuple[slice, ...]
+"""A part of a tensor, as one slice for each dimension."""
 
-    Args:
-        whole: the whole tensor.
-        like: a tensor of the same global shape, whose placements determine the part. If it is not a DTensor, the whole
-            tensor is returned.
+
+def whole_box(shape: Sequence[int]) -> Box:
+    """Returns the part that is the whole of a tensor."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def local_box(tensor: Tensor) -> Box:
+    """Returns the part of a tensor that is on this rank: the whole, unless it is a DTensor.
 
     Shapes:
-        whole: the global shape of `like`. Returns the local shape of `like`.
+        tensor: any; the shape of a DTensor is its global shape.
     """
-    if not isinstance(like, DTensor):
-        return whole
-    sizes, offsets = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)
-    return whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    if not isinstance(tensor, DTensor):
+        return whole_box(tensor.shape)
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
 
 
 def whole_model_state(
@@ -100,13 +105,25 @@ def whole_model_state(
             yield name, tied[id(value)]
 
 
-def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
+def on_host(
+    weights: Iterable[tuple[str, Any]],
+    *,
+    keep: bool,
+    place: SpilledTensors | None = None,
+    own: Collection[Tensor] = (),
+) -> dict[str, Any]:
     """Returns weights on the CPU, by name. Tied weights stay one tensor.
 
     Args:
         weights: an iterable of (name, value), whose iteration is collective: every rank iterates to the end.
         keep: True to return the weights. False to return an empty dict, on a rank that does not write.
+        place: the place of the returned weights; None to keep all in memory.
+        own: the tensors of the model on this rank. Weights in the memory of one of them are returned as they are.
+
+    Shapes:
+        own: any.
     """
+    here = {identity_of(tensor) for tensor in own if tensor.device.type == "cpu" and not isinstance(tensor, DTensor)}
     kept: dict[str, Any] = {}
     moved: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor]] = {}
     for name, value in weights:
@@ -118,9 +135,13 @@ def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]
         # Weights may come one at a time, and the memory of a freed one may be used again by the next. The weak
         # reference distinguishes a tied weight from a new one at the same address.
         if earlier is None or earlier[0]() is None:
-            earlier = moved[memory] = (weakref.ref(value), value.detach().cpu())
+            earlier = moved[memory] = (weakref.ref(value), _kept(value, None if memory in here else place))
         kept[name] = earlier[1]
     return kept
+
+
+def _kept(value: Tensor, place: SpilledTensors | None) -> Tensor:
+    return value.detach().cpu() if place is None else place.keep(value)
 
 
 def local_state(

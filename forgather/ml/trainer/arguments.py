@@ -155,6 +155,10 @@ class TrainingArguments:
             callbacks from the checkpoint. Attributes that change during a run (such as counters) are always restored.
         seed: the seed of the initial weights and of all other random numbers of the run.
         data_seed: the seed of the shuffling of rows; `seed` by default.
+        initial_weights: how a new model gets its weights: "sequential", by which one process of each machine makes the
+            whole model in torch's own order; or "counter", by which each process computes the elements of its slices,
+            from the seed, the name of the parameter and the position. Each gives the same weights for any number of
+            processes, and the two give different ones.
         use_cpu: whether to train on the CPU even if an accelerator is available.
         dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
@@ -295,6 +299,7 @@ class TrainingArguments:
     restore_callback_states_from_checkpoint: bool = False
     seed: int = 42
     data_seed: int | None = None
+    initial_weights: str = "sequential"
     use_cpu: bool = False
     dataloader_drop_last: bool = False
     dataloader_num_workers: int = 0

@@ -29,7 +29,7 @@ from forgather.ml.checkpoint.checkpoint_dir import (
     finish_draft,
 )
 from forgather.ml.checkpoint.lineage import new_run, next_origin
-from forgather.ml.checkpoint.manifest import FileFact
+from forgather.ml.checkpoint.manifest import FileFact, Manifest
 from forgather.ml.checkpoint.retention import Retention, prune
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
@@ -68,6 +68,12 @@ class CheckpointWriter:
         self._retention = retention
         self._max_steps = max_steps
         self._facts = dict(facts)
+
+    def inherit(self, manifest: Manifest) -> None:
+        """Takes over from the checkpoint of an earlier part of the run how the weights of step 0 were made."""
+        self._facts.pop("initial_weights", None)
+        if (made := manifest.facts.get("initial_weights")) is not None:
+            self._facts["initial_weights"] = made
 
     def write(self, snapshot: Snapshot, *, ranked: Sequence[int] = ()) -> Path:
         """Writes a checkpoint, removes checkpoints that are no longer needed, and returns the folder of the new one.

@@ -6,7 +6,7 @@ A model that is not a transformers model and has no `save_pretrained` is written
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import REFERENCE_MODEL, json_bytes
 from forgather.ml.checkpoint.hf_layout import load_mismatch, weight_files
 from forgather.ml.checkpoint.model_folder import write_model
-from forgather.ml.checkpoint.storage import Storage, make_folders
+from forgather.ml.checkpoint.spilled import SpilledTensors
+from forgather.ml.checkpoint.storage import LocalStorage, Storage, make_folders
 from forgather.ml.hub import hub_access
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
@@ -45,6 +46,22 @@ def check_writable(storage: Storage, folder: Path) -> None:
         storage.remove_file(probe)
     except OSError as error:
         raise _not_writable(folder, error) from None
+
+
+def spill_place(storage: Storage, folder: Path) -> SpilledTensors | None:
+    """Returns the place of the weights of a model that is about to be written; None to keep them in memory.
+
+    Args:
+        storage: the object through which files are written. Only the local file system has a place for weights.
+        folder: the folder of the model, which is created if needed.
+    """
+    if not isinstance(storage, LocalStorage):
+        return None
+    # A folder that cannot be made is reported by `check_writable`, on all ranks.
+    with suppress(OSError):
+        make_folders(storage, folder)
+        return SpilledTensors(folder)
+    return None
 
 
 def _not_writable(folder: Path, error: Exception) -> TrainingError:

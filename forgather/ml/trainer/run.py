@@ -18,6 +18,7 @@ from forgather.interrupt import Interrupt
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.checkpoint.files import is_of_transformers
 from forgather.ml.checkpoint.lineage import origin_of
+from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import capture_rng, gathered_rng, restore_rng, seed_process
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
@@ -546,6 +547,8 @@ class Run:
         """
         loaded = self._restore(folder, Meanings(self.saver.description_files(), self._meanings))
         checkpoints = self.saver.writer
+        if not is_of_transformers(folder):
+            checkpoints.inherit(read_manifest(folder))
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
         self.skips.merge([*loaded.skips, *self._rewind_target.skipped_before(folder, checkpoints.run_id)])
         settings = self.args.restore_callback_states_from_checkpoint

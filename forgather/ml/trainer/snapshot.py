@@ -45,7 +45,7 @@ from forgather.ml.checkpoint.state import file_chunks, pack_tree, split_tensors,
 from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
-from forgather.ml.model_class import class_name
+from forgather.ml.model_class import class_name, initial_weights_of
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
@@ -63,7 +63,7 @@ _PLACES = frozenset(
 
 
 def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint) -> dict[str, Any]:
-    """Returns the entries "versions", "layout", "config" and "data" of a manifest, see `Manifest`.
+    """Returns the entries "versions", "layout", "config", "initial_weights" and "data" of a manifest, see `Manifest`.
 
     Args:
         strategy: the strategy, whose parallel layout is described.
@@ -79,6 +79,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
             "strategy": type(strategy).__name__,
         },
         "config": _digest(strategy, args),
+        **({"initial_weights": made} if (made := initial_weights_of(strategy.model)) is not None else {}),
         "data": data.facts | dict(zip(("reference",), data.columns.get(REFERENCE, ()), strict=False)),
     }
 

@@ -44,7 +44,7 @@ from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
 from forgather.ml.text_metrics import TextMetrics
 from forgather.ml.train_mode import restored_train_modes
-from forgather.ml.trainer import argument_checks, model_export, model_setup, resume, run_start
+from forgather.ml.trainer import argument_checks, model_export, model_setup, model_source, resume, run_start
 from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
@@ -57,7 +57,7 @@ from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.hub_upload import HubUpload
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
-from forgather.ml.trainer.model_setup import model_key, preparation
+from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.parameter_groups import ParameterGroups
 from forgather.ml.trainer.reference import reference_scores
@@ -214,14 +214,17 @@ class Trainer(WithOwnLoss):
             self._freezing.freeze(made)
             groups.read(made)
 
+        source = model_init if model is None else model
         return Recipe(
             make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args, choose),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
             make_optimizer=functools.partial(make_optimizer, args=args, factory=factory, groups=groups),
             prepare=preparation(args),
             autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-            model_is_made_anew=model_setup.is_made_anew(model_init if model is None else model),
-            model_key=functools.partial(model_key, model_init if model is None else model, args.seed, adapter),
+            model_is_made_anew=model_source.is_made_anew(source),
+            stored_in=model_source.stored_in(source, adapter),
+            initial_weights=model_source.initial_weights(args, source),
+            model_key=functools.partial(model_source.model_key, source, args.seed, adapter),
         )
 
     @property
@@ -643,7 +646,9 @@ class Trainer(WithOwnLoss):
         phase.set_phase("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         # Every process takes part in gathering the weights; only the main process keeps them.
-        weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
+        place = model_export.spill_place(self.storage, folder) if self.strategy.topology.is_writer else None
+        own = [*self.model.parameters(), *self.model.buffers()]
+        weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer, place=place, own=own)
         # Only the main process writes: all ranks would write the same files into one folder.
         write = functools.partial(
             model_export.export_model,

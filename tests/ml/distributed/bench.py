@@ -126,6 +126,8 @@ OPTIONS = {
             "include_num_input_tokens_seen": "all",
         }
     },
+    "counter": {"settings": {"initial_weights": "counter"}},
+    "counter, LoRA": {"settings": {"initial_weights": "counter"}, "adapter": {"r": 4, "lora_alpha": 8}},
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""

@@ -107,6 +107,7 @@ _QUICK = {
 _QUICK_OPTIONS = {
     ("LoRA", "FSDP2"),
     ("DoRA", "1F1B"),
+    ("counter", "FSDP2 x TP2"),
     ("fewer from epoch 1", "FSDP2"),
     ("global batch", "DDP"),
     ("more from step 2", "1F1B"),
@@ -192,6 +193,8 @@ def _with_options():
         "LoRA, recomputed": [ddp, fsdp2, zeros[2], pipelines["Schedule1F1B"]],
         "LoRA and a head": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
         "LoRA and tokens": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
+        "counter": [*copies, *zeros, *pipelines.values(), *sharded_stages],
+        "counter, LoRA": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
         "PiSSA": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
     }
     for option, kinds in of_option.items():

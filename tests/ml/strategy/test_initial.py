@@ -20,12 +20,14 @@ from tests.ml.strategy.models import Plain, gpt2, llama, whole
 from tests.patience import patience
 
 
-def recipe_of(make, *, anew=True):
+def recipe_of(make, *, anew=True, fills="sequential", stored_in=None):
     return Recipe(
         make_model=make,
         make_rule=loss_rule,
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters()),
         model_is_made_anew=anew,
+        initial_weights=fills,
+        stored_in=stored_in,
     )
 
 

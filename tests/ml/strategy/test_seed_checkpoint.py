@@ -19,7 +19,7 @@ from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.strategy import initial_weights as ours
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
-from forgather.ml.trainer.model_setup import model_key
+from forgather.ml.trainer.model_source import model_key
 from forgather.ml.types import Topology
 from tests.isolation import private_folders  # noqa: F401
 from tests.ml.distributed.gang import run_ranks

@@ -1,0 +1,99 @@
+"""A model is exported with few of its weights in memory, and the files are the same."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgather.ml import AccelTrainer, AccelTrainingArguments
+from forgather.ml.checkpoint import spilled
+from forgather.ml.checkpoint.export import export_checkpoint
+from forgather.ml.checkpoint.spilled import SpilledTensors
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.strategy.state import on_host
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.fixtures import rows, tiny_llama
+from tests.patience import patience
+
+MIB = 1 << 20
+
+
+def anonymous_memory():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def many():
+    for number in range(16):
+        yield f"{number}", torch.full((4 * MIB,), float(number))
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(0, 100 * MIB), pytest.param(64 * MIB, 164 * MIB, marks=pytest.mark.matrix)]
+)
+def test_few_weights_are_in_memory(limit, most, tmp_path):
+    before = anonymous_memory()
+    kept = on_host(many(), keep=True, place=SpilledTensors(tmp_path, max_bytes=limit))
+    assert anonymous_memory() - before < most
+    for name, expected in many():
+        assert torch.equal(expected, kept[name])
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_all_are_in_memory_if_the_disk_is_full(monkeypatch, tmp_path, caplog):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    kept = SpilledTensors(tmp_path, max_bytes=0).keep(torch.arange(5))
+    assert kept.tolist() == [0, 1, 2, 3, 4]
+    assert "a weight of 40 B stays in memory: No space left on device" in caplog.text
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0, 4)])
+def test_each_dtype_and_shape_is_kept(dtype, shape, tmp_path):
+    given = (torch.rand(shape) * 9).to(dtype)
+    kept = SpilledTensors(tmp_path, max_bytes=0).keep(given)
+    assert torch.equal(given, kept)
+    assert (given.dtype, given.shape, given.stride()) == (kept.dtype, kept.shape, kept.stride())
+
+
+def test_weights_of_the_model_itself_are_not_copied(tmp_path):
+    weight = torch.rand(5)
+    kept = on_host([("a", weight)], keep=True, place=SpilledTensors(tmp_path, max_bytes=0), own=[weight])
+    assert kept["a"].data_ptr() == weight.data_ptr()
+
+
+def saved(folder, limit):
+    spilled.MAX_BYTES = limit
+    mapped = []
+    kept = SpilledTensors._in_file
+    SpilledTensors._in_file = lambda place, tensor: mapped.append(1) or kept(place, tensor)
+    args = AccelTrainingArguments(
+        str(folder), max_steps=1, use_cpu=True, fsdp="full_shard", per_device_train_batch_size=2, save_steps=1,
+        save_strategy="steps",
+    )  # fmt: skip
+    environment = DistributedEnvironment(timeout_seconds=patience(30), start_timeout_seconds=patience(30))
+    AccelTrainer(
+        lambda: tiny_llama(tie_word_embeddings=True), args, train_dataset=rows(4), distributed_env=environment
+    ).train()
+    return len(mapped)
+
+
+def test_the_files_of_a_model_are_the_same(tmp_path, monkeypatch):
+    assert [0, 0] == run_ranks(2, saved, tmp_path / "memory", 1 << 30)
+    on_disk, of_other = run_ranks(2, saved, tmp_path / "disk", 0)
+    assert on_disk > 10
+    assert of_other == 0
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "memory" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
+    export_checkpoint(tmp_path / "disk" / "checkpoint-1", tmp_path / "one")
+    monkeypatch.setattr(spilled, "MAX_BYTES", 0)
+    export_checkpoint(tmp_path / "disk" / "checkpoint-1", tmp_path / "two")
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
+        tmp_path / "two" / "model.safetensors"
+    ).read_bytes()
