@@ -41,6 +41,7 @@ def test_every_default_is_that_of_transformers():
         "allow_changed",
         "control",
         "data_retries",
+        "shuffle_order",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",

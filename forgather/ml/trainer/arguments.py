@@ -152,6 +152,10 @@ class TrainingArguments:
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
             "transformers_random" is the order that transformers' `Trainer` makes of the same seed, for comparisons.
+        shuffle_order: how the order of a shuffled epoch is found: "listed" (torch's random permutation of all row
+            numbers, on every rank), "computed" (the row at each position is computed when it is read, which needs
+            neither memory nor time), or "auto": computed above 1,048,576 rows. A resumed run keeps that of its
+            checkpoint.
         resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
             folder, which may be a checkpoint of transformers' `Trainer`.
         allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a
@@ -281,6 +285,7 @@ class TrainingArguments:
     data_retries: int = 0
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
+    shuffle_order: str = "auto"
     resume_from_checkpoint: bool | str | None = None
     allow_missing: Sequence[str] | None = None
     allow_changed: Sequence[str] | None = None

@@ -43,6 +43,7 @@ from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_c
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
+from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -59,6 +60,7 @@ class RankBatches:
         collate: the collator, a function from a list of rows to a micro-batch.
         options: the options of the `DataLoader`, see `loader_options`.
         order: the seed of the shuffling; None keeps the order of the data set.
+        shuffle_order: the training argument of that name, see `row_order.order_rule`.
         group_rows: the number of rows of similar length that follow one another in the shuffled order, at least; 0 for
             rows in a random order.
         drop_last: whether to omit an incomplete last micro-batch.
@@ -81,6 +83,7 @@ class RankBatches:
         options: dict[str, Any],
         *,
         order: int | None = None,
+        shuffle_order: str = LISTED,
         group_rows: int = 0,
         drop_last: bool = False,
         draws_apart: bool = True,
@@ -124,6 +127,7 @@ class RankBatches:
             self._sampler = RankBatchSampler(
                 len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
             )
+            self._sampler.order_rule = order_rule(shuffle_order, len(dataset))
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
             read = RetriedDataset(read, self.retries) if self.retries.limit else read
@@ -161,6 +165,20 @@ class RankBatches:
         """
         if self._sampler is not None:
             self._sampler.transformers_seed = seed
+
+    @property
+    def order_rule(self) -> str:
+        """The rule by which the rows of an epoch are shuffled, as a checkpoint records it."""
+        return self._sampler.order_rule if self._sampler is not None and self._sampler.is_computed else LISTED
+
+    def take_order_rule(self, rule: str) -> None:
+        """Reads the rows in the order of a rule that a checkpoint records. An unknown rule changes nothing.
+
+        Args:
+            rule: the rule, of this release or an earlier one.
+        """
+        if self._sampler is not None and rule in (LISTED, COMPUTED_RULE):
+            self._sampler.order_rule = rule
 
     def batches_left(self, start: int) -> int | None:
         """Returns the number of micro-batches of an epoch that follow the first `start` rows; None if it is unknown."""
@@ -241,7 +259,7 @@ class TrainBatches:
     Raises:
         TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
             the data has no length and `max_steps` is not set; FG853 if the data is already split among processes; FG946
-            if rows are to be grouped by length and have none; FG982 if streamed rows are shuffled that are to be read
+            if rows are to be grouped by length and have none; FG778 if the order of a stream is chosen; FG982 if streamed rows are shuffled that are to be read
             in order.
     """
 
@@ -254,6 +272,7 @@ class TrainBatches:
         self._last: str | None = None
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
+        self._takes_any_order = args.shuffle_order == AUTO
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         is_grouped = args.train_sampling_strategy == "group_by_length"
         # Of the largest step: the order of the rows of an epoch does not depend on the step that reads them.
@@ -266,6 +285,12 @@ class TrainBatches:
                 code="FG805",
                 hint="set max_steps, or give a data set with a length",
             )
+        elif args.shuffle_order != AUTO:
+            raise TrainingError(
+                f"shuffle_order is {args.shuffle_order!r}, and a data set without a length is read in its own order",
+                code="FG778",
+                hint="leave shuffle_order out; a stream is shuffled where it is read",
+            ).about("args.shuffle_order")
         elif args.train_sampling_strategy == "sequential" and getattr(dataset, "is_shuffled", False):
             raise TrainingError(
                 "train_sampling_strategy is 'sequential', and the streamed rows are shuffled",
@@ -278,6 +303,7 @@ class TrainBatches:
             collate,
             loader_options(args, topology),
             order=None if args.train_sampling_strategy == "sequential" else self.seed,
+            shuffle_order=args.shuffle_order,
             group_rows=self._group_rows,
             drop_last=args.dataloader_drop_last,
             argument="train_dataset",
@@ -432,6 +458,7 @@ class TrainBatches:
         if self.accumulation.changes:
             facts["accumulation"] = str(self.accumulation)
         facts["group_rows"] = self._group_rows
+        facts["order_rule"] = own.order_rule
         if own.transformers_seed is not None:
             facts["transformers_seed"] = own.transformers_seed
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
@@ -449,9 +476,11 @@ class TrainBatches:
         # A run that was begun with transformers keeps its order, of which its config says nothing.
         order_seed = None if self._group_rows else state.get("transformers_seed")
         self._own.take_order_of_transformers(order_seed)
+        if self._takes_any_order:
+            self._own.take_order_rule(state.get("order_rule", LISTED))
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, "group_rows": 0, "accumulation": None, **state}
+        before = {**now, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -569,7 +598,7 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         before: the number of rows, the seed and similar values, as the checkpoint stores them.
         now: the same values of the current run.
     """
-    facts = ["num_rows", "seed", "shuffled", "group_rows"]
+    facts = ["num_rows", "seed", "shuffled", "group_rows", "order_rule"]
     if "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
