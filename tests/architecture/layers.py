@@ -201,7 +201,9 @@ data:
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
-    data.example_packing
+    data.example_packing data.prepared_manifest
+    data.prepared_rows
+    data.shard_writer
     data.chat_tokens data.collated_rows data.examples data.images data.labelled data.preference_rows data.rollout_rows data.seq2seq
     data.tagged
     data.preference_chats

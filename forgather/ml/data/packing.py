@@ -41,8 +41,8 @@ _ROWS, _STATS = "rows.arrow", "stats.json"
 _FORMAT = 2  # raised when the meaning of a cached folder changes
 _FORMAT_WITHOUT_BOUNDARIES = 1
 _BATCH_ROWS = 256
-_IGNORED = -100
-_ROW = ("input_ids", "labels", "position_ids")
+IGNORED = -100
+ROW_COLUMNS = ("input_ids", "labels", "position_ids")
 
 
 class Packed(NamedTuple):
@@ -229,7 +229,7 @@ def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]
         return {"input_ids": packed.ids_BT, "labels": packed.ids_BT}
     positions_BT = document_positions(packed.starts_BT)
     # The first token of a document would otherwise be predicted from the end of the document before.
-    labels_BT = np.where(positions_BT == 0, np.int32(_IGNORED), packed.ids_BT)
+    labels_BT = np.where(positions_BT == 0, np.int32(IGNORED), packed.ids_BT)
     return {"input_ids": packed.ids_BT, "labels": labels_BT, "position_ids": positions_BT}
 
 
@@ -238,7 +238,7 @@ def _write_blocks(
 ) -> dict[str, int]:
     # int32 halves the size on disk; ids are widened to int64 when they are read.
     kind = pa.list_(pa.int32(), block_size)
-    schema = pa.schema(dict.fromkeys(_ROW[: 3 if document_boundaries else 2], kind))
+    schema = pa.schema(dict.fromkeys(ROW_COLUMNS[: 3 if document_boundaries else 2], kind))
     counts = {"num_documents": 0, "num_tokens": 0, "num_blocks": 0, "tail_tokens": 0}
 
     def counted() -> Iterator[list[Any]]:

@@ -259,8 +259,8 @@ class TrainBatches:
     Raises:
         TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
             the data has no length and `max_steps` is not set; FG853 if the data is already split among processes; FG946
-            if rows are to be grouped by length and have none; FG778 if the order of a stream is chosen; FG982 if streamed rows are shuffled that are to be read
-            in order.
+            if rows are to be grouped by length and have none; FG778 if the order of
+            a stream is chosen; FG982 if streamed rows are shuffled that are to be read in order.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:

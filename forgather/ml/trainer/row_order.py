@@ -1,7 +1,7 @@
 """The order of a shuffled epoch, computed for the rows that are asked for and never listed.
 
-Takes the number of rows and a seed; gives the row at each position of the epoch. A listed order of 10 million rows needs
-400 MB and 6 seconds on every rank before its first row; a computed one needs neither, whatever the number of rows.
+Takes the number of rows and a seed; gives the row at each position of the epoch. A list of 10 million rows needs 400 MB
+and 6 seconds on every rank before the first row; a computed order needs neither, whatever the number of rows.
 
 The order is a permutation of a rectangle of a x b cells, a little larger than the number of rows: rounds of a Feistel
 network add a number that depends on the one coordinate, a key and nothing else to the other coordinate, which can be
@@ -20,7 +20,7 @@ from forgather.ml.trainer.data_rng import seed_of
 
 AUTO, LISTED, COMPUTED = "auto", "listed", "computed"
 LARGE = 2**20
-"""The number of rows above which the order is computed by default. Smaller epochs keep the order of earlier releases."""
+"""The number of rows above which the order is computed by default; below, it is that of earlier releases."""
 
 COMPUTED_RULE = "computed 1"
 """The rule as a checkpoint records it. Another network, or other keys, would be `computed 2`."""
