@@ -1,4 +1,4 @@
-"""`fgcli data prepare` and `fgcli data verify`: shards of tokens, written from the texts of a config, and their check."""
+"""`fgcli data prepare` and `fgcli data verify`: shards of tokens that are written from the texts of a config."""
 
 from __future__ import annotations
 

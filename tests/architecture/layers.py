@@ -171,7 +171,7 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.character_plot cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.data_preparation cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -264,6 +264,7 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
+    trainer.row_fit
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords

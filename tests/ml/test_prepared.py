@@ -10,7 +10,10 @@ import pytest
 import torch
 from datasets import Dataset
 from filelock import FileLock
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from forgather.errors import TrainingError
+from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.data import (
     DataError,
     DataFileError,
@@ -21,7 +24,9 @@ from forgather.ml.data import (
     tokenize,
 )
 from forgather.ml.data.prepared_manifest import draft_of, read_manifest
-from tests.ml.packed_rows import SYMBOLS, symbols
+from forgather.ml.trainer.row_fit import refuse_unfit_rows
+from tests.ml.fixtures import tiny_llama
+from tests.ml.packed_rows import SYMBOLS, VOCAB, symbols
 
 
 def texts(number=151):
@@ -183,3 +188,38 @@ def test_documents_are_read_shard_by_shard_from_any_offset(source, folder):
     assert [row["input_ids"].tolist() for row in reader] == [row["input_ids"].tolist() for row in shards.open(1, 2)]
     assert sum(shards.shard_size(shard) for shard in range(5)) == sum(map(len, found))
     assert "shard-00004.arrow" == shards.shard_name(4)
+
+
+def losses(rows, output, **given):
+    model = tiny_llama(vocab_size=VOCAB, max_position_embeddings=64)
+    args = TrainingArguments(
+        str(output), use_cpu=True, per_device_train_batch_size=4, max_steps=6, logging_steps=1, seed=5, **given
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=rows, processing_class=symbols())
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_losses_are_those_of_the_config_that_tokenizes_and_runs_go_over(source, folder, tmp_path):
+    tokenized = tokenize(source, symbols(), 16, cache_dir=tmp_path)
+    expected = losses(tokenized, tmp_path / "a", save_steps=3)
+    assert 6 == len(expected) and expected == losses(prepared(folder, 16), tmp_path / "b", dataloader_num_workers=1)
+    # The fingerprint of the rows is the same, so that a checkpoint of the one continues with the other.
+    resumed = losses(prepared(folder, 16), tmp_path / "a", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert expected[3:] == resumed[-3:]
+
+
+def test_tokens_and_rows_beyond_the_model_are_refused(folder, tmp_path):
+    with pytest.raises(
+        TrainingError, match=f"FG784.*ids up to {VOCAB - 1}, and the vocabulary of LlamaFor.* ends at 8"
+    ):
+        refuse_unfit_rows(tiny_llama(vocab_size=9), prepared(folder, 16))
+    table = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    with pytest.raises(TrainingError, match="FG785.*rows have 16 tokens, and GPT2LMHeadModel has 8 positions"):
+        Trainer(
+            model=table,
+            args=TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1),
+            train_dataset=prepared(folder, 16),
+        ).train()
+    refuse_unfit_rows(table, prepared(folder, 8))
+    refuse_unfit_rows(tiny_llama(vocab_size=VOCAB, max_position_embeddings=8), prepared(folder, 16))  # rotary: a warning

@@ -1,4 +1,4 @@
-"""`fgcli data`: shows rows as the model gets them; prepares tokens as shards. Runs the code that the data of a config name."""
+"""`fgcli data`: shows rows as the model gets them, or prepares tokens. Runs the code that the data of a config name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from forgather.project.project import Project
 CONFIG_OPTIONS = True
 EXECUTES = True
 OPTIONS_UNTOLD = True
-DESCRIPTION = """'show' prints rows of a data set as the model gets them, after the collator: which tokens are trained, masked
-or padding, where documents start, how long rows are, which are duplicates. This builds the data set, the collator and
-the tokenizer of a config, and no model. 'prepare FOLDER' tokenizes the texts of a config in parallel and writes them as
-shards, which 'datasets/prepared.yaml' reads without loading or tokenizing them; the same command goes on after a kill.
+DESCRIPTION = """'show' prints rows of a data set as the model gets them, after the collator: which tokens are trained,
+masked or padding, where documents start, how long rows are, which are duplicates. This builds the data set, the
+collator and the tokenizer of a config, and no model. 'prepare FOLDER' tokenizes the texts of a config in parallel and
+writes them as shards, which 'datasets/prepared.yaml' reads without tokenizing; the same command goes on after a kill.
 'verify FOLDER' compares every byte of the shards with their digests; the exit status is 1 if anything differs."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml data show                       the first five rows of the training set
