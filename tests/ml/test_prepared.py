@@ -222,4 +222,6 @@ def test_tokens_and_rows_beyond_the_model_are_refused(folder, tmp_path):
             train_dataset=prepared(folder, 16),
         ).train()
     refuse_unfit_rows(table, prepared(folder, 8))
-    refuse_unfit_rows(tiny_llama(vocab_size=VOCAB, max_position_embeddings=8), prepared(folder, 16))  # rotary: a warning
+    refuse_unfit_rows(
+        tiny_llama(vocab_size=VOCAB, max_position_embeddings=8), prepared(folder, 16)
+    )  # rotary: a warning
