@@ -143,7 +143,10 @@ class TrainingArguments:
         use_cpu: whether to train on the CPU even if an accelerator is available.
         dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
+            By default 2 on an accelerator, where rows and collator are known to draw no random numbers, otherwise 0.
         dataloader_pin_memory: whether batches are copied to page-locked host memory if the run trains on CUDA.
+        dataloader_device_prefetch: whether the next step's batches are copied to an accelerator while it computes a
+            step. It needs worker processes and a data set with a length; otherwise it has no effect.
         dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
         data_retries: how often a read of rows is repeated that failed with an error of the file system or the network,
@@ -278,8 +281,9 @@ class TrainingArguments:
     data_seed: int | None = None
     use_cpu: bool = False
     dataloader_drop_last: bool = False
-    dataloader_num_workers: int = 0
+    dataloader_num_workers: int | None = None
     dataloader_pin_memory: bool = True
+    dataloader_device_prefetch: bool = True
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
     data_retries: int = 0

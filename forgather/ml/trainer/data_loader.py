@@ -41,6 +41,7 @@ from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
+from forgather.ml.trainer.loader_workers import usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
@@ -273,6 +274,7 @@ class TrainBatches:
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
         self._takes_any_order = args.shuffle_order == AUTO
+        self._copies_ahead = args.dataloader_device_prefetch and topology.device.type != "cpu"
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         is_grouped = args.train_sampling_strategy == "group_by_length"
         # Of the largest step: the order of the rows of an epoch does not depend on the step that reads them.
@@ -301,7 +303,7 @@ class TrainBatches:
             dataset,
             share,
             collate,
-            loader_options(args, topology),
+            loader_options(args, topology, usual_workers(dataset, collate, topology.device)),
             order=None if args.train_sampling_strategy == "sequential" else self.seed,
             shuffle_order=args.shuffle_order,
             group_rows=self._group_rows,
@@ -312,6 +314,12 @@ class TrainBatches:
         self.loader = self._own.loader
         self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
         self._own.take_order_of_transformers(self._order_seed)
+
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether the next window is read, and copied to the accelerator, while the device computes a step."""
+        # Rows with numbers that workers read: reading them early draws no number and moves no position.
+        return self._copies_ahead and self.num_rows is not None and self._own.workers > 0
 
     @property
     def num_batches(self) -> int | None:
@@ -564,20 +572,23 @@ def check_size(rows: int, share: RankShare) -> None:
         )
 
 
-def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
+def loader_options(args: TrainingArguments, topology: Topology, usual: int = 0) -> dict[str, Any]:
     """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
 
     Args:
         args: the training arguments, whose `dataloader_*` settings are read.
         topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
+        usual: the number of worker processes if the arguments give none.
     """
+    workers = usual if args.dataloader_num_workers is None else args.dataloader_num_workers
     options: dict[str, Any] = {
         "retries": args.data_retries,
-        "num_workers": args.dataloader_num_workers,
+        "num_workers": workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }
-    if args.dataloader_num_workers:
-        options["persistent_workers"] = args.dataloader_persistent_workers
+    if workers:
+        # Workers that nobody asked for must not cost a start in each epoch.
+        options["persistent_workers"] = args.dataloader_persistent_workers or args.dataloader_num_workers is None
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["worker_init_fn"] = _leave_interrupts_to_the_parent
     return options

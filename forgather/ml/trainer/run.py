@@ -37,6 +37,7 @@ from forgather.ml.trainer.control import (
 )
 from forgather.ml.trainer.control_requests import ControlRequests
 from forgather.ml.trainer.data_loader import TrainBatches
+from forgather.ml.trainer.device_copies import copied_ahead
 from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.parameter_groups import base_group, rates_by_name
@@ -190,6 +191,8 @@ class Run:
         self._restore_rng()
         has_length = self.data.num_batches is not None
         agreed = self.sync.windows(windows, has_length=has_length)
+        if self.data.copies_ahead:
+            return copied_ahead(agreed, self.strategy.topology.device)
         return agreed if has_length else self.data.same_everywhere(agreed)
 
     def _restore_rng(self) -> None:
