@@ -196,7 +196,7 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.row_stream
+    data.row_stream data.shards
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
