@@ -196,7 +196,9 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.row_stream data.shards
+    data.line_parts data.shards
+    data.block_packer data.dataset_shards data.virtual_streams
+    data.row_stream
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
@@ -268,6 +270,7 @@ trainers:
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
+    trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard

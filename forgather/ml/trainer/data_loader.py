@@ -24,11 +24,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import leave_to_parent
 from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_stream import stream_of
+from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP, BadRows
 from forgather.ml.trainer.batch_sampler import (
     PreparedBatch,
     RankBatchSampler,
@@ -43,6 +46,7 @@ from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_c
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -67,6 +71,8 @@ class RankBatches:
             processes, for an `EpochDataset` and data sets with a method `set_epoch`, and for iterable data sets, whose
             rows a resumed run reads again.
         argument: the argument of the trainer that the data set is, for error messages.
+        num_streams: the number of virtual streams by which the rows are read, see `chosen_streams`; 0 if every process
+            reads all rows of an iterable data set.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
@@ -85,9 +91,11 @@ class RankBatches:
         drop_last: bool = False,
         draws_apart: bool = True,
         argument: str = "eval_dataset",
+        num_streams: int = 0,
     ) -> None:
         self.argument = argument
         self.dataset = dataset
+        self._given = (dataset, share, collate, dict(options), {"drop_last": drop_last, "argument": argument})
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -96,9 +104,28 @@ class RankBatches:
         self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self.retries = Retries(options.pop("retries", 0))
+        self.bad_rows = BadRows(options.pop("bad_rows", STOP), self.retries)
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
-        if is_iterable(dataset):
+        self.streams: StreamBatches | None = None
+        if num_streams:
+            if group_rows:
+                raise no_lengths("a data set without a length is read in its own order")
+            found = stream_of(dataset)
+            assert found is not None, "the number of streams was chosen for this data set"  # noqa: S101
+            self.streams = StreamBatches(
+                found,
+                share,
+                collate,
+                options,
+                num_streams=num_streams,
+                guard=self.bad_rows,
+                generator=self._generator,
+                inner=dataset,
+            )
+            self.streams.log_reads()
+            self.loader: DataLoader[Any] = self.streams.loader
+        elif is_iterable(dataset):
             _refuse_split(dataset)
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
@@ -115,7 +142,7 @@ class RankBatches:
                 read=functools.partial(retried_rows, retries=self.retries) if self.retries.limit else iter,
             )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
-            self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
+            self.loader = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
             by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
@@ -129,6 +156,11 @@ class RankBatches:
             read = RetriedDataset(read, self.retries) if self.retries.limit else read
             self.loader = DataLoader(read, generator=self._generator, **options)
 
+    def by_streams(self, num_streams: int) -> RankBatches:
+        """Returns the batches of the same data set, read by another number of virtual streams."""
+        dataset, share, collate, options, others = self._given
+        return RankBatches(dataset, share, collate, options, num_streams=num_streams, **others)
+
     @property
     def num_rows(self) -> int | None:
         """The number of rows of an epoch; None if it is unknown."""
@@ -141,6 +173,8 @@ class RankBatches:
     @property
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the data set, or of the first rows of the epoch if the data set is iterable."""
+        if self.streams is not None:
+            return self.streams.rows.fingerprint
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
@@ -191,6 +225,8 @@ class RankBatches:
                 torch.empty((), dtype=torch.int64).random_()
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
+        if self.streams is not None:
+            return self._ready_rows(self.streams.read(seed=seed, epoch=epoch, start=start), rule)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -220,6 +256,13 @@ class RankBatches:
             labels.add(batch, rule.ignore_index)
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
+
+    def _ready_rows(self, found: Iterator[RankRows], rule: LossRule) -> Iterator[PreparedBatch]:
+        labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
+        for rows in found:
+            if not isinstance(rows.batch, PaddingBatch):
+                labels.add(rows.batch, rule.ignore_index)
+            yield self.share.prepare(rows.batch, rule)._replace(is_last=rows.is_last)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
@@ -272,6 +315,7 @@ class TrainBatches:
                 code="FG982",
                 hint="set buffer_size: 0 where they are read, for the order of the files",
             ).about("args.train_sampling_strategy")
+        self._num_streams, self._drops_last = args.data_streams, args.dataloader_drop_last
         self._own = RankBatches(
             dataset,
             share,
@@ -282,10 +326,30 @@ class TrainBatches:
             drop_last=args.dataloader_drop_last,
             argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
+            num_streams=chosen_streams(dataset, args.data_streams, share.size),
         )
-        self.loader = self._own.loader
         self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
         self._own.take_order_of_transformers(self._order_seed)
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """The `DataLoader` of the training rows."""
+        return self._own.loader
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the rows are read by virtual streams, so that the windows of a rank end with padding."""
+        return self._own.streams is not None
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether an epoch of virtual streams ends before the first window that is not full."""
+        return self._drops_last
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """The object that counts rows that are left out."""
+        return self._own.bad_rows
 
     @property
     def num_batches(self) -> int | None:
@@ -333,7 +397,7 @@ class TrainBatches:
         """True if no micro-batch of the epoch is left; always False if the length of the data is unknown."""
         return self._own.batches_left(self.row) == 0
 
-    def windows(self, rule: LossRule, *, step: int = 0) -> Iterator[Window]:
+    def windows(self, rule: LossRule, *, step: int = 0, padded: bool = False) -> Iterator[Window]:
         """Returns the windows (the micro-batches of each optimizer step) of the epoch, from the current position on.
 
         Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
@@ -341,20 +405,22 @@ class TrainBatches:
         Args:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
             step: the number of optimizer steps that are done, on which the number of micro-batches may depend.
+            padded: whether windows of padding follow the last row of this rank, without end, if the rows are read by
+                virtual streams, see `RunSync.stream_windows`.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
-        windows = self._windows(batches, rule, step)
+        windows = self._windows(batches, rule, step, padded)
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compare(self, expected: Fingerprint) -> None:
         report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)
 
-    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int) -> Iterator[Window]:
+    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int, padded: bool) -> Iterator[Window]:
         for step in itertools.count(first):
             ready = list(itertools.islice(batches, self.accumulation.at(epoch=self.epoch, step=step)))
-            if not ready:
+            if not ready or (ready[-1].is_last and not padded and not any(item.num_rows for item in ready)):
                 return
             yield Window(
                 batches=[item.batch for item in ready],
@@ -362,6 +428,8 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
                 num_unpadded=sum(item.num_unpadded for item in ready),
+                is_last=ready[-1].is_last,
+                is_full=all(item.num_rows == self._own.share.rows for item in ready),
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
@@ -385,7 +453,9 @@ class TrainBatches:
     def advance(self, window: Window) -> None:
         """Moves the current position past the rows of a window, after the model was trained on these rows."""
         self.row += len(window.batches) * self._own.share.all_rows
-        if self.num_rows is None:
+        if self._own.streams is not None:
+            self._own.streams.trained(self.row)
+        elif self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
@@ -414,13 +484,17 @@ class TrainBatches:
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the fingerprint of the data.
+        """Returns the position and the fingerprint of the data. Collective, if the rows are read by virtual streams.
 
         For an iterable data set, the state also contains a digest of the last micro-batch.
         """
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
+        if self._own.streams is not None:
+            every = collectives.all_gather(self._own.streams.blocks_at(self.row) if self.row else {})
+            blocks = {str(number): block for found in every for number, block in found.items()}
+            return position | {"blocks": blocks}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -434,6 +508,8 @@ class TrainBatches:
         facts["group_rows"] = self._group_rows
         if own.transformers_seed is not None:
             facts["transformers_seed"] = own.transformers_seed
+        if own.streams is not None:
+            return facts | {"streams": own.streams.facts}
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -449,6 +525,7 @@ class TrainBatches:
         # A run that was begun with transformers keeps its order, of which its config says nothing.
         order_seed = None if self._group_rows else state.get("transformers_seed")
         self._own.take_order_of_transformers(order_seed)
+        self._read_as_before(state)
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "group_rows": 0, "accumulation": None, **state}
@@ -463,7 +540,10 @@ class TrainBatches:
         if self._order_seed not in (None, order_seed):
             changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
             self._own.take_order_of_transformers(self._order_seed)
-        if self.num_rows is None:
+        if self._own.streams is not None:
+            changed += [] if known is None else known.differences(self.fingerprint)
+            self._own.streams.load_blocks(state.get("blocks", {}))
+        elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
             changed += changes_since_earlier_release(has_new_boundaries(self._own.dataset))
@@ -486,6 +566,56 @@ class TrainBatches:
                 plural(now["update_rows"], "row"),
                 before["update_rows"],
             )
+
+    def _read_as_before(self, state: Mapping[str, Any]) -> None:
+        """Reads a stream by the number of virtual streams of a checkpoint, if the config does not say another one."""
+        if self.num_rows is not None:
+            return
+        before = int(state.get("streams", {"number": 0})["number"])
+        own = 0 if self._own.streams is None else self._own.streams.num_streams
+        if before == own or self._num_streams is not None:
+            return
+        if before == 0:
+            _log.warning(
+                "the checkpoint is of a run whose processes read all rows of the stream, and this run goes on so: "
+                "data_streams in a new run lets each process read its own"
+            )
+        self._own = self._own.by_streams(before)
+
+
+def chosen_streams(dataset: Any, data_streams: int | None, replicas: int) -> int:
+    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
+
+    Args:
+        dataset: the data set.
+        data_streams: the training argument; None for a number that fits the data and the replicas.
+        replicas: the number of data-parallel ranks.
+
+    Raises:
+        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
+            streams than shards.
+    """
+    if data_streams == 0 or not is_iterable(dataset):
+        return 0
+    stream = stream_of(dataset)
+    if stream is None:
+        if data_streams is None:
+            return 0
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
+            code="FG909",
+            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
+        ).about("args.data_streams")
+    if data_streams is None:
+        return stream.usual_streams(replicas)
+    most = stream.most_streams
+    if most is not None and data_streams > most:
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
+            code="FG919",
+            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
+        ).about("args.data_streams")
+    return data_streams
 
 
 def _total(counts: list[Any]) -> Any:
@@ -544,6 +674,7 @@ def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any
     """
     options: dict[str, Any] = {
         "retries": args.data_retries,
+        "bad_rows": args.bad_rows,
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }
@@ -569,8 +700,8 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         before: the number of rows, the seed and similar values, as the checkpoint stores them.
         now: the same values of the current run.
     """
-    facts = ["num_rows", "seed", "shuffled", "group_rows"]
-    if "workers" in now and (before["workers"] or now["workers"]):
+    facts = ["num_rows", "seed", "shuffled", "group_rows", "streams"]
+    if "streams" not in now and "streams" not in before and "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
 
