@@ -198,8 +198,9 @@ data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
     data.line_parts data.shards
     data.block_packer data.dataset_shards data.virtual_streams
-    data.row_stream
-    data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
+    data.json_rows data.row_stream
+    data.text_streams
+    data.chat_rows data.chat_template data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens

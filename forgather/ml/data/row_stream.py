@@ -78,6 +78,7 @@ class RowStream(IterableDataset[Row]):
         self._prepares: tuple[Prepare, ...] = ()
         self._make_packer: Callable[[], Packer] | None = None
         self.is_shuffled = buffer_size > 0
+        self._keeps_order = not self.is_shuffled
         self.info: Any = None
         # In the order of the files: a shuffled stream would fill its buffer first.
         first = next(iter(read(self._files)), None)
@@ -155,7 +156,7 @@ class RowStream(IterableDataset[Row]):
             replicas: the number of data-parallel ranks.
         """
         most = self.most_streams
-        if most == 0 or not self.is_shuffled:
+        if most == 0 or self._keeps_order:
             return 0 if most == 0 else 1
         if self._lines is None:
             return even_streams(replicas, most or 1)
@@ -225,11 +226,12 @@ def stream_of(dataset: Any) -> RowStream | None:
 
 
 def _raw(shards: ShardedRows, column_names: Sequence[str]) -> RowStream:
-    """Returns the stream of shards whose first row is not read beforehand, and which are in the order of their owner."""
+    """Returns the stream of shards, whose first row is not read beforehand, and which are not shuffled."""
     made = RowStream.__new__(RowStream)
     made._files, made._read = [], partial(_rows_of_shards, shards)
     made._buffer_size, made._seed, made._epoch = 0, 0, _shared_number(0)
     made._lines, made._shards, made._prepares, made._make_packer = None, shards, (), None
+    made._keeps_order = False
     made.is_shuffled, made.info, made.column_names = False, None, list(column_names)
     return made
 
@@ -247,7 +249,7 @@ def _rows_of_lines(lines: ReadLines, files: Sequence[str]) -> Iterator[Row]:
     while True:
         try:
             row = next(rows, None)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, with the number of the line
             raise located(error) from None
         if row is None:
             return

@@ -332,7 +332,7 @@ class VirtualStream:
     def _prepared(self, prepare: Prepare, rows: list[Row], shard: int) -> list[Row]:
         try:
             return list(prepare(iter(rows)))
-        except Exception as whole:
+        except Exception as whole:  # noqa: BLE001 - raised again, unless the policy is to leave bad rows out
             if not self._guard.skips:
                 raise located(whole) from None
         made: list[Row] = []

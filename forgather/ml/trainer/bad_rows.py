@@ -1,7 +1,7 @@
 """What happens to rows that cannot be read, prepared or collated: stop, leave them out, or leave out a number of them.
 
-Takes the training argument `bad_rows`; gives the guard that virtual streams ask. Whether a row is bad depends on the row
-alone, so the same rows are left out on every layout and after a resume. Failed reads are repeated here, too.
+Takes the training argument `bad_rows`; gives the guard that virtual streams ask. Whether a row is bad depends on the
+row alone, so the same rows are left out on every layout and after a resume. Failed reads are repeated here, too.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class TrainBatches:
             drop_last=args.dataloader_drop_last,
             argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
-            num_streams=chosen_streams(dataset, args.data_streams, share.size),
+            num_streams=chosen_streams(dataset, args, share.size),
         )
         self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
         self._own.take_order_of_transformers(self._order_seed)
@@ -528,7 +528,8 @@ class TrainBatches:
         self._read_as_before(state)
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, "group_rows": 0, "accumulation": None, **state}
+        before = {**now, "streams": None, "group_rows": 0, "accumulation": None, **state}
+        is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -540,7 +541,10 @@ class TrainBatches:
         if self._order_seed not in (None, order_seed):
             changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
             self._own.take_order_of_transformers(self._order_seed)
-        if self._own.streams is not None:
+        if not is_same_reading:
+            # The rows of other streams are in other places, so no row can be compared.
+            self._last = None
+        elif self._own.streams is not None:
             changed += [] if known is None else known.differences(self.fingerprint)
             self._own.streams.load_blocks(state.get("blocks", {}))
         elif self.num_rows is None:
@@ -583,23 +587,28 @@ class TrainBatches:
         self._own = self._own.by_streams(before)
 
 
-def chosen_streams(dataset: Any, data_streams: int | None, replicas: int) -> int:
+def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
     """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
 
     Args:
         dataset: the data set.
-        data_streams: the training argument; None for a number that fits the data and the replicas.
+        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
         replicas: the number of data-parallel ranks.
 
     Raises:
         TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
-            streams than shards.
+            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
     """
-    if data_streams == 0 or not is_iterable(dataset):
-        return 0
-    stream = stream_of(dataset)
+    data_streams = args.data_streams
+    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
+    if stream is None and args.bad_rows != STOP:
+        raise TrainingError(
+            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
+            code="FG976",
+            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
+        ).about("args.bad_rows")
     if stream is None:
-        if data_streams is None:
+        if not data_streams or not is_iterable(dataset):
             return 0
         raise TrainingError(
             f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
@@ -607,7 +616,7 @@ def chosen_streams(dataset: Any, data_streams: int | None, replicas: int) -> int
             hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
         ).about("args.data_streams")
     if data_streams is None:
-        return stream.usual_streams(replicas)
+        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
     most = stream.most_streams
     if most is not None and data_streams > most:
         raise TrainingError(
@@ -703,7 +712,14 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     facts = ["num_rows", "seed", "shuffled", "group_rows", "streams"]
     if "streams" not in now and "streams" not in before and "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
-    return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
+    shown = [(name, _shown(before.get(name)), _shown(now.get(name))) for name in facts]
+    return [f"{name} {then}, now {later}" for name, then, later in shown if then != later]
+
+
+def _shown(fact: Any) -> str:
+    if isinstance(fact, Mapping):
+        return f"{fact['number']} with blocks of {plural(fact['block_rows'], 'row')}"
+    return str(fact)
 
 
 def changes_since_earlier_release(has_boundaries: bool) -> list[str]:

@@ -235,7 +235,7 @@ class StreamBatches:
         times = reads_per_row(self.num_streams, self._share.size)
         if times > 1:
             _log.warning(
-                "each row is read by %d of %d replicas, and used by one: the %d virtual streams do not divide among them; "
+                "each row is read by %d of %d replicas, and used by one: %d virtual streams do not divide among them; "
                 "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' make it 1",
                 times,
                 self._share.size,
@@ -321,7 +321,7 @@ class StreamBatches:
         for row in rows:
             try:
                 self._collate([row])
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
                 self._guard.preparing(error, "a row that cannot be collated")
             else:
                 good.append(row)
