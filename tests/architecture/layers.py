@@ -196,8 +196,11 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.row_stream
-    data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
+    data.line_parts data.shards
+    data.block_packer data.dataset_shards data.virtual_streams
+    data.json_rows data.row_stream
+    data.text_streams
+    data.chat_rows data.chat_template data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
@@ -268,9 +271,10 @@ trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
-    trainer.device_copies trainer.length_groups trainer.loader_workers trainer.row_order
+    trainer.device_copies trainer.length_groups trainer.row_order
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
-    trainer.synchronization
+    trainer.loader_options trainer.synchronization
+    trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard

@@ -24,13 +24,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.argument_values import refuse_wrong_values
+from forgather.ml.data.block_packer import BlockPacker
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, stream_of
+from forgather.ml.data.shards import Packer
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -63,15 +66,16 @@ class Packed(NamedTuple):
 
 
 def tokenize(
-    dataset: Dataset | DatasetDict,
+    dataset: Dataset | DatasetDict | RowStream | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     block_size: int = 256,
     text_column: str = "text",
     *,
     document_boundaries: bool = True,
+    make_packer: Callable[[], Packer] | None = None,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> Dataset | DatasetDict:
+) -> Dataset | DatasetDict | RowStream:
     """Returns packed blocks: documents joined with the end-of-text token and cut into rows of `block_size` tokens.
 
     `position_ids` restart at each document, so that models can mask attention across documents. The labels equal the
@@ -85,6 +89,8 @@ def tokenize(
         text_column: the name of the column with the text.
         document_boundaries: False to omit `position_ids` and keep all labels equal to the inputs. A token then attends
             to all earlier tokens of the row, including those of other documents.
+        make_packer: a function that returns a packer of your own (`forgather.ml.data.shards:Packer`) for each virtual
+            stream, in place of blocks; only for streamed rows.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process, in which a fast
             tokenizer uses all cores.
         cache_dir: the root of the cache, or None for the user's cache folder.
@@ -93,9 +99,19 @@ def tokenize(
         Each row has `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
 
     Raises:
-        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block.
+        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block, FG982 if an
+            argument is not for streamed rows, or only for them.
     """
     refuse_wrong_values("data:tokenize", locals())
+    if isinstance(dataset, RowStream | IterableDataset):
+        stream = _streamed(dataset, tokenizer, text_column, num_proc=num_proc, cache_dir=cache_dir)
+        blocks = partial(BlockPacker, block_size, tokenizer.eos_token_id, document_boundaries=document_boundaries)
+        return stream.packed(make_packer or blocks, ROW_COLUMNS[: 3 if document_boundaries else 2])
+    if make_packer is not None:
+        hint = "set streaming: true where the rows are read, or remove the argument"
+        raise DataError("make_packer is for streamed rows, and these are stored", code="FG982", hint=hint).about(
+            "make_packer"
+        )
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
@@ -122,6 +138,33 @@ def tokenize(
         stats,
     )
     return read_rows(folder, key).with_format("torch")
+
+
+def _streamed(
+    dataset: RowStream | IterableDataset, tokenizer: PreTrainedTokenizerBase, text_column: str, **stored: Any
+) -> RowStream:
+    """Returns the stream of the tokens of texts, each followed by the end-of-text token."""
+    stream = stream_of(dataset)
+    if stream is None:
+        raise DataError(
+            f"the rows of {type(dataset).__name__} are read as a whole and cannot be packed",
+            code="FG982",
+            hint="read them with json_lines, parquet or text_files and streaming: true",
+        ).about("dataset")
+    refuse_stored(stream, **stored)
+    # A data set of `datasets` may not know its columns before it is read.
+    if stream.column_names:
+        check_inputs(stream, tokenizer, {"text_column": text_column})
+    return stream.prepared(partial(_document_tokens, tokenizer, text_column), ("input_ids",))
+
+
+def _document_tokens(tokenizer: PreTrainedTokenizerBase, text_column: str, rows: Iterator[Row]) -> Iterator[Row]:
+    for group in groups(rows, _BATCH_ROWS):
+        if text_column not in group[0]:
+            raise missing_column(text_column, list(group[0]), "text_column")
+        texts = {text_column: [row[text_column] for row in group]}
+        for ids in encode_texts(tokenizer, text_column, texts)["input_ids"]:
+            yield {"input_ids": [*ids, tokenizer.eos_token_id]}
 
 
 def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int) -> Iterator[Packed]:
@@ -266,7 +309,9 @@ def _write_blocks(
     return counts
 
 
-def check_inputs(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None]) -> None:
+def check_inputs(
+    dataset: Dataset | RowStream, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None]
+) -> None:
     """Raises an error if a data set or a tokenizer is not suitable for tokenization.
 
     Args:

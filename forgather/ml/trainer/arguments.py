@@ -151,6 +151,12 @@ class TrainingArguments:
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
         data_retries: how often a read of rows is repeated that failed with an error of the file system or the network,
             after pauses of 0.5, 1, 2, ... seconds. A stream goes on only if it can say its position.
+        data_streams: the number of virtual streams by which streamed rows are read, of which each data-parallel rank
+            reads its own. The order of the rows depends on it and not on the number of ranks, and a checkpoint stores
+            it. None is 64, or another number that fits the shards and the ranks of the first start; with 0, every
+            process reads all rows and keeps its own.
+        bad_rows: what is done with a streamed row that cannot be read, tokenized or collated: "stop", "skip" (it is
+            left out and counted), or the largest number of rows that may be left out in an epoch.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
@@ -287,6 +293,8 @@ class TrainingArguments:
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
     data_retries: int = 0
+    data_streams: int | None = None
+    bad_rows: str | int = "stop"
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
     shuffle_order: str = "auto"

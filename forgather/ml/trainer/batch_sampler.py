@@ -36,6 +36,7 @@ class PreparedBatch(NamedTuple):
         num_tokens: the number of input tokens in these rows.
         num_unpadded: the number of these tokens that are no padding.
         collated: the micro-batch as the collator returned it, without padding rows and with unshifted labels.
+        is_last: whether this rank has no further row in the epoch; only the micro-batches of virtual streams say so.
     """
 
     batch: Any
@@ -43,6 +44,7 @@ class PreparedBatch(NamedTuple):
     num_tokens: int
     num_unpadded: int
     collated: Any
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

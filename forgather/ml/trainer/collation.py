@@ -35,6 +35,14 @@ _LOOKED_AT = 64
 Collate = Callable[[list[Any]], Any]
 
 
+_DRAWS_NOTHING = "_forgather_draws_nothing"
+
+
+def is_default_collate(collate: Any) -> bool:
+    """Returns whether a collator is one that `default_collate` returned, which draws no random numbers."""
+    return hasattr(collate, _DRAWS_NOTHING)
+
+
 def default_collate(processing_class: Any) -> Collate:
     """Returns the default collator, which pads rows if there is a tokenizer, and otherwise stacks them.
 
@@ -51,6 +59,7 @@ def default_collate(processing_class: Any) -> Collate:
             return for_tokens(rows) if "input_ids" in rows[0] else for_mappings(rows)
         return torch.utils.data.default_collate(rows)
 
+    setattr(collate, _DRAWS_NOTHING, True)
     return collate
 
 

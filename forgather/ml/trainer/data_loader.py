@@ -22,13 +22,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import leave_to_parent
 from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_stream import stream_of
+from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP, BadRows
 from forgather.ml.trainer.batch_sampler import (
     PreparedBatch,
     RankBatchSampler,
@@ -41,10 +43,11 @@ from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
-from forgather.ml.trainer.loader_workers import usual_workers
+from forgather.ml.trainer.loader_options import loader_options, usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -70,6 +73,8 @@ class RankBatches:
             processes, for an `EpochDataset` and data sets with a method `set_epoch`, and for iterable data sets, whose
             rows a resumed run reads again.
         argument: the argument of the trainer that the data set is, for error messages.
+        num_streams: the number of virtual streams by which the rows are read, see `chosen_streams`; 0 if every process
+            reads all rows of an iterable data set.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
@@ -89,9 +94,11 @@ class RankBatches:
         drop_last: bool = False,
         draws_apart: bool = True,
         argument: str = "eval_dataset",
+        num_streams: int = 0,
     ) -> None:
         self.argument = argument
         self.dataset = dataset
+        self._given = (dataset, share, collate, dict(options), {"drop_last": drop_last, "argument": argument})
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -100,9 +107,28 @@ class RankBatches:
         self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self.retries = Retries(options.pop("retries", 0))
+        self.bad_rows = BadRows(options.pop("bad_rows", STOP), self.retries)
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
-        if is_iterable(dataset):
+        self.streams: StreamBatches | None = None
+        if num_streams:
+            if group_rows:
+                raise no_lengths("a data set without a length is read in its own order")
+            found = stream_of(dataset)
+            assert found is not None, "the number of streams was chosen for this data set"  # noqa: S101
+            self.streams = StreamBatches(
+                found,
+                share,
+                collate,
+                options,
+                num_streams=num_streams,
+                guard=self.bad_rows,
+                generator=self._generator,
+                inner=dataset,
+            )
+            self.streams.log_reads()
+            self.loader: DataLoader[Any] = self.streams.loader
+        elif is_iterable(dataset):
             _refuse_split(dataset)
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
@@ -119,7 +145,7 @@ class RankBatches:
                 read=functools.partial(retried_rows, retries=self.retries) if self.retries.limit else iter,
             )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
-            self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
+            self.loader = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
             by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
@@ -134,6 +160,11 @@ class RankBatches:
             read = RetriedDataset(read, self.retries) if self.retries.limit else read
             self.loader = DataLoader(read, generator=self._generator, **options)
 
+    def by_streams(self, num_streams: int) -> RankBatches:
+        """Returns the batches of the same data set, read by another number of virtual streams."""
+        dataset, share, collate, options, others = self._given
+        return RankBatches(dataset, share, collate, options, num_streams=num_streams, **others)
+
     @property
     def num_rows(self) -> int | None:
         """The number of rows of an epoch; None if it is unknown."""
@@ -146,6 +177,8 @@ class RankBatches:
     @property
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the data set, or of the first rows of the epoch if the data set is iterable."""
+        if self.streams is not None:
+            return self.streams.rows.fingerprint
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
@@ -210,6 +243,8 @@ class RankBatches:
                 torch.empty((), dtype=torch.int64).random_()
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
+        if self.streams is not None:
+            return self._ready_rows(self.streams.read(seed=seed, epoch=epoch, start=start), rule)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -239,6 +274,13 @@ class RankBatches:
             labels.add(batch, rule.ignore_index)
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
+
+    def _ready_rows(self, found: Iterator[RankRows], rule: LossRule) -> Iterator[PreparedBatch]:
+        labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
+        for rows in found:
+            if not isinstance(rows.batch, PaddingBatch):
+                labels.add(rows.batch, rule.ignore_index)
+            yield self.share.prepare(rows.batch, rule)._replace(is_last=rows.is_last)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
@@ -299,6 +341,7 @@ class TrainBatches:
                 code="FG982",
                 hint="set buffer_size: 0 where they are read, for the order of the files",
             ).about("args.train_sampling_strategy")
+        self._num_streams, self._drops_last = args.data_streams, args.dataloader_drop_last
         self._own = RankBatches(
             dataset,
             share,
@@ -310,8 +353,8 @@ class TrainBatches:
             drop_last=args.dataloader_drop_last,
             argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
+            num_streams=chosen_streams(dataset, args, share.size),
         )
-        self.loader = self._own.loader
         self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
         self._own.take_order_of_transformers(self._order_seed)
 
@@ -320,6 +363,26 @@ class TrainBatches:
         """Whether the next window is read, and copied to the accelerator, while the device computes a step."""
         # Rows with numbers that workers read: reading them early draws no number and moves no position.
         return self._copies_ahead and self.num_rows is not None and self._own.workers > 0
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """The `DataLoader` of the training rows."""
+        return self._own.loader
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the rows are read by virtual streams, so that the windows of a rank end with padding."""
+        return self._own.streams is not None
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether an epoch of virtual streams ends before the first window that is not full."""
+        return self._drops_last
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """The object that counts rows that are left out."""
+        return self._own.bad_rows
 
     @property
     def num_batches(self) -> int | None:
@@ -367,7 +430,7 @@ class TrainBatches:
         """True if no micro-batch of the epoch is left; always False if the length of the data is unknown."""
         return self._own.batches_left(self.row) == 0
 
-    def windows(self, rule: LossRule, *, step: int = 0) -> Iterator[Window]:
+    def windows(self, rule: LossRule, *, step: int = 0, padded: bool = False) -> Iterator[Window]:
         """Returns the windows (the micro-batches of each optimizer step) of the epoch, from the current position on.
 
         Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
@@ -375,20 +438,22 @@ class TrainBatches:
         Args:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
             step: the number of optimizer steps that are done, on which the number of micro-batches may depend.
+            padded: whether windows of padding follow the last row of this rank, without end, if the rows are read by
+                virtual streams, see `RunSync.stream_windows`.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
-        windows = self._windows(batches, rule, step)
+        windows = self._windows(batches, rule, step, padded)
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compare(self, expected: Fingerprint) -> None:
         report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)
 
-    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int) -> Iterator[Window]:
+    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int, padded: bool) -> Iterator[Window]:
         for step in itertools.count(first):
             ready = list(itertools.islice(batches, self.accumulation.at(epoch=self.epoch, step=step)))
-            if not ready:
+            if not ready or (ready[-1].is_last and not padded and not any(item.num_rows for item in ready)):
                 return
             yield Window(
                 batches=[item.batch for item in ready],
@@ -396,6 +461,8 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
                 num_unpadded=sum(item.num_unpadded for item in ready),
+                is_last=ready[-1].is_last,
+                is_full=all(item.num_rows == self._own.share.rows for item in ready),
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
@@ -419,7 +486,9 @@ class TrainBatches:
     def advance(self, window: Window) -> None:
         """Moves the current position past the rows of a window, after the model was trained on these rows."""
         self.row += len(window.batches) * self._own.share.all_rows
-        if self.num_rows is None:
+        if self._own.streams is not None:
+            self._own.streams.trained(self.row)
+        elif self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
@@ -448,13 +517,17 @@ class TrainBatches:
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the fingerprint of the data.
+        """Returns the position and the fingerprint of the data. Collective, if the rows are read by virtual streams.
 
         For an iterable data set, the state also contains a digest of the last micro-batch.
         """
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
+        if self._own.streams is not None:
+            every = collectives.all_gather(self._own.streams.blocks_at(self.row) if self.row else {})
+            blocks = {str(number): block for found in every for number, block in found.items()}
+            return position | {"blocks": blocks}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -469,6 +542,8 @@ class TrainBatches:
         facts["order_rule"] = own.order_rule
         if own.transformers_seed is not None:
             facts["transformers_seed"] = own.transformers_seed
+        if own.streams is not None:
+            return facts | {"streams": own.streams.facts}
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -484,11 +559,14 @@ class TrainBatches:
         # A run that was begun with transformers keeps its order, of which its config says nothing.
         order_seed = None if self._group_rows else state.get("transformers_seed")
         self._own.take_order_of_transformers(order_seed)
+        self._read_as_before(state)
         if self._takes_any_order:
             self._own.take_order_rule(state.get("order_rule", LISTED))
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
+        earlier = {"streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None}
+        before = {**now, **earlier, **state}
+        is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -500,7 +578,13 @@ class TrainBatches:
         if self._order_seed not in (None, order_seed):
             changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
             self._own.take_order_of_transformers(self._order_seed)
-        if self.num_rows is None:
+        if not is_same_reading:
+            # The rows of other streams are in other places, so no row can be compared.
+            self._last = None
+        elif self._own.streams is not None:
+            changed += [] if known is None else known.differences(self.fingerprint)
+            self._own.streams.load_blocks(state.get("blocks", {}))
+        elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
             changed += changes_since_earlier_release(has_new_boundaries(self._own.dataset))
@@ -523,6 +607,61 @@ class TrainBatches:
                 plural(now["update_rows"], "row"),
                 before["update_rows"],
             )
+
+    def _read_as_before(self, state: Mapping[str, Any]) -> None:
+        """Reads a stream by the number of virtual streams of a checkpoint, if the config does not say another one."""
+        if self.num_rows is not None:
+            return
+        before = int(state.get("streams", {"number": 0})["number"])
+        own = 0 if self._own.streams is None else self._own.streams.num_streams
+        if before == own or self._num_streams is not None:
+            return
+        if before == 0:
+            _log.warning(
+                "the checkpoint is of a run whose processes read all rows of the stream, and this run goes on so: "
+                "data_streams in a new run lets each process read its own"
+            )
+        self._own = self._own.by_streams(before)
+
+
+def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
+    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
+
+    Args:
+        dataset: the data set.
+        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
+        replicas: the number of data-parallel ranks.
+
+    Raises:
+        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
+            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
+    """
+    data_streams = args.data_streams
+    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
+    if stream is None and args.bad_rows != STOP:
+        raise TrainingError(
+            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
+            code="FG976",
+            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
+        ).about("args.bad_rows")
+    if stream is None:
+        if not data_streams or not is_iterable(dataset):
+            return 0
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
+            code="FG909",
+            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
+        ).about("args.data_streams")
+    if data_streams is None:
+        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
+    most = stream.most_streams
+    if most is not None and data_streams > most:
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
+            code="FG919",
+            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
+        ).about("args.data_streams")
+    return data_streams
 
 
 def _total(counts: list[Any]) -> Any:
@@ -572,33 +711,6 @@ def check_size(rows: int, share: RankShare) -> None:
         )
 
 
-def loader_options(args: TrainingArguments, topology: Topology, usual: int = 0) -> dict[str, Any]:
-    """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
-
-    Args:
-        args: the training arguments, whose `dataloader_*` settings are read.
-        topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
-        usual: the number of worker processes if the arguments give none.
-    """
-    workers = usual if args.dataloader_num_workers is None else args.dataloader_num_workers
-    options: dict[str, Any] = {
-        "retries": args.data_retries,
-        "num_workers": workers,
-        "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
-    }
-    if workers:
-        # Workers that nobody asked for must not cost a start in each epoch.
-        options["persistent_workers"] = args.dataloader_persistent_workers or args.dataloader_num_workers is None
-        options["prefetch_factor"] = args.dataloader_prefetch_factor
-        options["worker_init_fn"] = _leave_interrupts_to_the_parent
-    return options
-
-
-def _leave_interrupts_to_the_parent(worker: int) -> None:
-    # Ctrl-C reaches the whole process group: a worker that stopped by itself would look like a crash.
-    leave_to_parent()
-
-
 T = TypeVar("T")
 
 
@@ -609,10 +721,17 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         before: the number of rows, the seed and similar values, as the checkpoint stores them.
         now: the same values of the current run.
     """
-    facts = ["num_rows", "seed", "shuffled", "group_rows", "order_rule"]
-    if "workers" in now and (before["workers"] or now["workers"]):
+    facts = ["num_rows", "seed", "shuffled", "group_rows", "order_rule", "streams"]
+    if "streams" not in now and "streams" not in before and "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
-    return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
+    shown = [(name, _shown(before.get(name)), _shown(now.get(name))) for name in facts]
+    return [f"{name} {then}, now {later}" for name, then, later in shown if then != later]
+
+
+def _shown(fact: Any) -> str:
+    if isinstance(fact, Mapping):
+        return f"{fact['number']} with blocks of {plural(fact['block_rows'], 'row')}"
+    return str(fact)
 
 
 def changes_since_earlier_release(has_boundaries: bool) -> list[str]:

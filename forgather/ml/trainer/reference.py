@@ -48,7 +48,8 @@ from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import PreparedBatch, RankShare
 from forgather.ml.trainer.data_fingerprint import fingerprint
-from forgather.ml.trainer.data_loader import RankBatches, batch_digest, is_iterable, loader_options
+from forgather.ml.trainer.data_loader import RankBatches, batch_digest, is_iterable
+from forgather.ml.trainer.loader_options import loader_options
 from forgather.ml.trainer.predictions import PredictionCollector, Rows, nested, whole_tensor
 from forgather.ml.types import PaddingBatch
 

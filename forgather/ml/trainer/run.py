@@ -187,9 +187,12 @@ class Run:
 
     def _read(self) -> Iterator[Window]:
         self._set_phase("reading data")
-        windows = self.clock.reading(self.data.windows(self.strategy.rule, step=self.session.state.global_step))
+        step = self.session.state.global_step
+        windows = self.clock.reading(self.data.windows(self.strategy.rule, step=step, padded=True))
         self._restore_rng()
         has_length = self.data.num_batches is not None
+        if self.data.has_streams:
+            return self.data.same_everywhere(self.sync.stream_windows(windows, self.data))
         agreed = self.sync.windows(windows, has_length=has_length)
         if self.data.copies_ahead:
             return copied_ahead(agreed, self.strategy.topology.device)

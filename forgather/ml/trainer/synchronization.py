@@ -11,6 +11,7 @@ or after an evaluation or save before that. The same sum tells all processes tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +20,24 @@ from forgather.interrupt import REQUEST_CODE, Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.bad_rows import BadRows
 from forgather.ml.trainer.meter import AsyncHostCopy
 from forgather.ml.types import Window
+
+
+class StreamPosition(Protocol):
+    """What `RunSync.stream_windows` needs of the training data."""
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether an epoch ends before the first window that is not full."""
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """The object that counts rows that are left out."""
+
+    def advance(self, window: Window) -> None:
+        """Moves the position past the rows of a window."""
 
 
 class RunSync:
@@ -62,6 +79,36 @@ class RunSync:
             DistributedError: FG855 if the data has no length and ends earlier on one process than on another.
         """
         for window in own if has_length else collectives.iterate_in_step(own):
+            if self._counts_differ:
+                self._add_counts(window)
+            yield window
+
+    def stream_windows(self, own: Iterator[Window], data: StreamPosition) -> Iterator[Window]:
+        """Yields the windows of virtual streams until the last rank has no further row, as `windows` does.
+
+        A window without a row on any rank is passed over. Such windows are at the end of an epoch, where streams have
+        ended. One exchange between hosts for each window.
+
+        Args:
+            own: the windows of this process, which go on with padding after its last row.
+            data: the training data, whose position moves past windows that are not yielded.
+
+        Raises:
+            TrainingError: FG958, on every process, if more rows were left out than may be.
+        """
+        for window in own:
+            found = 2.0 if window.num_rows else 0.0 if window.is_last else 1.0
+            if data.drops_last:
+                # All of them must have full windows: the least one decides.
+                found = 0.0 if collectives.all_max(0.0 if window.is_full else 1.0) else found
+            found = collectives.all_max(found)
+            if data.bad_rows.limit is not None:
+                data.bad_rows.refuse_more(int(collectives.all_sum(float(data.bad_rows.count))))
+            if not found:
+                return
+            if found < 2:
+                data.advance(window)
+                continue
             if self._counts_differ:
                 self._add_counts(window)
             yield window

@@ -47,6 +47,7 @@ from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer import argument_checks, model_export, model_setup, resume, run_start
 from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
@@ -473,6 +474,8 @@ class Trainer(WithOwnLoss):
         metrics = run.meter.summary() | run.tokens_seen()
         if self.args.data_retries:
             metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
+        if self.args.bad_rows != STOP:
+            metrics["bad_rows"] = int(collectives.all_sum(float(run.data.bad_rows.count)))
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)

@@ -1,0 +1,416 @@
+"""Reads the rank-local rows of a stream by virtual streams, in worker processes or in this one, with a position.
+
+Takes a `RowStream` and a share; gives the rows of each global micro-batch that this rank computes. Row `k` of an epoch
+is computed by rank `k mod R`, from stream `k mod V` (`ml.data.virtual_streams`). A row that a stream does not have
+leaves its place empty. Workers have whole streams, and give their rows round by round; so neither their number nor the
+number of ranks changes the rows of a micro-batch. The position of each stream is known for every row that was given,
+also while workers read ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from forgather.errors import TrainingError
+from forgather.ml.data.row_epoch import reading_epoch, stay_in_epoch
+from forgather.ml.data.row_stream import RowStream
+from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
+from forgather.ml.log import get_logger
+from forgather.ml.trainer.bad_rows import BadRows
+from forgather.ml.trainer.batch_sampler import RankShare
+from forgather.ml.trainer.data_fingerprint import SAMPLED, Fingerprint, row_digest
+from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
+from forgather.ml.types import PaddingBatch
+
+_log = get_logger(__name__)
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Given(NamedTuple):
+    """A row that a worker gives.
+
+    Args:
+        stream: the number of the stream.
+        row: the row; None if another rank computes it.
+        block: the block of the stream that begins with this row; None if none does.
+    """
+
+    stream: int
+    row: Any
+    block: Block | None
+
+
+class Round(NamedTuple):
+    """The rows of one round of the streams of a worker: one of each stream that has not ended.
+
+    Args:
+        worker: the number of the worker.
+        number: the number of the round.
+        rows: the rows, in the order of their streams.
+        is_last: whether all streams of the worker have ended.
+    """
+
+    worker: int
+    number: int
+    rows: list[Given]
+    is_last: bool
+
+
+class RankStreams(IterableDataset[Round]):
+    """The virtual streams of a rank, as rounds. Worker processes divide the streams among them.
+
+    Args:
+        stream: the rows.
+        share: the slice of each global micro-batch that this process computes.
+        num_streams: the number of virtual streams.
+        guard: the object that decides what happens to rows that cannot be read.
+        inner: the data set that the user gave, whose attributes can be read from this one.
+    """
+
+    def __init__(self, stream: RowStream, share: RankShare, num_streams: int, guard: BadRows, inner: Any) -> None:
+        self.dataset = inner
+        self._share, self._num_streams, self._guard = share, num_streams, guard
+        self._source = stream.source(num_streams)
+        self._stream = stream
+        self._place = torch.zeros(3, dtype=torch.int64)
+        # Persistent workers keep a copy of this object: shared memory tells them the next epoch.
+        self._place.share_memory_()  # type: ignore[no-untyped-call]
+        self._blocks: Mapping[int, Block] = {}
+        self._apart = IsolatedRNG()
+
+    @property
+    def block_rows(self) -> int:
+        """The number of rows of a block, which is read again after a resume, at most, of each stream."""
+        return self._source.block_rows
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the shards: their number, names, sizes, and digests of some if they have any."""
+        shards = self._source.shards
+        digest = getattr(shards, "shard_digest", lambda shard: "")
+        numbers = [shards.num_shards * place // SAMPLED for place in range(SAMPLED)]
+        facts = [
+            (shards.num_shards, shards.shard_name(shard), shards.shard_size(shard), digest(shard))
+            for shard in dict.fromkeys(numbers)
+        ]
+        return Fingerprint(None, {"shard": tuple(row_digest(list(map(str, fact))) for fact in facts)})
+
+    def set_position(self, *, seed: int, epoch: int, start: int, blocks: Mapping[int, Block]) -> None:
+        """Sets the position at which the next iteration begins, also in persistent workers if `start` is 0.
+
+        Args:
+            seed: the base seed of the random numbers.
+            epoch: the number of the epoch.
+            start: the number of rows of the epoch that are given already, over all ranks.
+            blocks: the block of each stream in which it goes on; a stream that is not in it is read from its beginning.
+        """
+        self._place.copy_(torch.tensor([seed, epoch, start]))
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Round]:
+        seed, epoch, start = self._place.tolist()
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None:
+            stay_in_epoch(epoch)
+        if callable(set_epoch := getattr(self._source.shards, "set_epoch", None)):
+            set_epoch(epoch)
+        orders = self._source.orders(self._num_streams, epoch)
+        mine = streams_of_rank(self._num_streams, self._share.rank, self._share.size)[worker::num_workers]
+        streams = {number: self._opened(number, orders[number], seed, epoch, start) for number in mine}
+        for number in itertools.count(start // self._num_streams):
+            rows: list[Given] = []
+            for stream in list(streams):
+                place = number * self._num_streams + stream
+                if place < start:
+                    continue
+                found = next(streams[stream], None)
+                if found is None:
+                    del streams[stream]
+                    continue
+                is_own = place % self._share.size == self._share.rank
+                rows.append(Given(stream, found[0] if is_own else None, _with_arrays(found[1])))
+            yield Round(worker, number, rows, not streams)
+            if not streams:
+                return
+
+    def _opened(
+        self, number: int, order: list[int], seed: int, epoch: int, start: int
+    ) -> Iterator[tuple[Any, Block | None]]:
+        def seeded(*facts: int) -> AbstractContextManager[None]:
+            return self._apart.seeded(seed_of(seed, *facts))
+
+        block = self._blocks.get(number, Block()) if start else Block()
+        rows = iter(VirtualStream(self._source, order, number, epoch, start=block, guard=self._guard, seeded=seeded))
+        past = rounds_before(start, number, self._num_streams) - block.first
+        latest = None
+        for given, (row, begins) in enumerate(rows):
+            latest = begins or latest
+            if given >= past:
+                # With the first row, the block in which it is: the rows before it are given again from there only.
+                yield row, latest
+                latest = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Pickling looks up special methods on a copy that has no attributes yet: it would recurse for ever.
+        if name.startswith("__") or "dataset" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class RankRows(NamedTuple):
+    """The rows of a global micro-batch that this rank computes.
+
+    Args:
+        first: the number of rows of the epoch before the micro-batch.
+        batch: the collated rows; a `PaddingBatch` if there is none.
+        is_last: whether this rank has no further row in this epoch.
+    """
+
+    first: int
+    batch: Any
+    is_last: bool
+
+
+class StreamBatches:
+    """The collated micro-batches of this rank from virtual streams, and the position of the streams.
+
+    Args:
+        stream: the rows.
+        share: the slice of each global micro-batch that this process computes.
+        collate: the collator, a function from a list of rows to a micro-batch.
+        options: the options of the `DataLoader`.
+        num_streams: the number of virtual streams, at least 1.
+        guard: the object that decides what happens to rows that cannot be read.
+        generator: the generator from which the loader draws the seeds of its workers.
+        inner: the data set that the user gave.
+    """
+
+    def __init__(
+        self,
+        stream: RowStream,
+        share: RankShare,
+        collate: Collate,
+        options: Mapping[str, Any],
+        *,
+        num_streams: int,
+        guard: BadRows,
+        generator: torch.Generator,
+        inner: Any,
+    ) -> None:
+        self.num_streams = num_streams
+        self._share, self._collate, self._guard = share, collate, guard
+        self._options = {**options, "batch_size": None, "collate_fn": None, "pin_memory": False}
+        self._pins = bool(options.get("pin_memory"))
+        self._generator = generator
+        self.rows = RankStreams(stream, share, num_streams, guard, inner)
+        self._history: dict[int, list[Block]] = {}
+        self._resumed: dict[int, Block] = {}
+        self._trained = 0
+        self._of_collator = IsolatedRNG()
+        self._filler: Any = None
+        self.loader = self._new_loader()
+
+    def _new_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.rows, generator=self._generator, **self._options)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What the order of the rows depends on, as a checkpoint stores it."""
+        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows}
+
+    def log_reads(self) -> None:
+        """Warns if each row is read by several ranks, of which one uses it."""
+        times = reads_per_row(self.num_streams, self._share.size)
+        if times > 1:
+            _log.warning(
+                "each row is read by %d of %d replicas, and used by one: %d virtual streams do not divide among them; "
+                "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' make it 1",
+                times,
+                self._share.size,
+                self.num_streams,
+            )
+
+    def read(self, *, seed: int, epoch: int, start: int) -> Iterator[RankRows]:
+        """Yields the micro-batches of an epoch from a position on; without end: after the last row, padding.
+
+        Args:
+            seed: the base seed of the random numbers that are drawn while rows are read.
+            epoch: the number of the epoch.
+            start: the number of rows of the epoch that are trained on already, over all ranks.
+        """
+        blocks, self._resumed = (self._resumed if start else {}), {}
+        self._history = {number: [block] for number, block in blocks.items()}
+        self._trained = start
+        apart = math.gcd(self.num_streams, self._share.size)
+        # A stream that several ranks read is counted by one of them.
+        self._guard.begin(sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0)
+        self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
+        if start and self._options.get("persistent_workers"):
+            # Workers that are there already do not know the blocks.
+            self.loader = self._new_loader()
+        own = self._own_rows(start, epoch)
+        ahead = next(own, None)
+        for first in itertools.count(start, self._share.all_rows):
+            rows = []
+            while ahead is not None and ahead[0] < first + self._share.all_rows:
+                rows.append(ahead[1])
+                ahead = next(own, None)
+            self._filler = rows[-1] if rows else self._filler if self._filler is not None else ahead and ahead[1]
+            with reading_epoch(epoch):
+                batch = self._collated(rows, seed_of(seed, epoch, first, self._share.rank))
+            yield RankRows(first, batch, ahead is None)
+
+    def _own_rows(self, start: int, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Yields the rows of this rank with their places in the epoch, and records the blocks of the streams."""
+        workers = range(self._options["num_workers"] or 1)
+        active, waiting = set(workers), dict[int, dict[int, Round]]()
+        number = start // self.num_streams
+        with_epoch = _in_epoch(iter(self.loader), epoch)
+        for part in with_epoch:
+            waiting.setdefault(part.number, {})[part.worker] = part
+            while active and active <= waiting.get(number, {}).keys():
+                parts = waiting.pop(number)
+                for given in sorted(
+                    itertools.chain(*(part.rows for part in parts.values())), key=lambda one: one.stream
+                ):
+                    if given.block is not None:
+                        self._record(given.stream, given.block)
+                    if given.row is not None:
+                        yield number * self.num_streams + given.stream, given.row
+                active -= {worker for worker, part in parts.items() if part.is_last}
+                number += 1
+            if not active:
+                return
+
+    def _record(self, stream: int, block: Block) -> None:
+        known = self._history.setdefault(stream, [])
+        if not known or known[-1].first < block.first:
+            known.append(block)
+        given = rounds_before(self._trained, stream, self.num_streams)
+        # Blocks before the one of the position are not needed any more.
+        while len(known) > 1 and known[1].first <= given:
+            del known[0]
+
+    def _collated(self, rows: list[Any], seed: int) -> Any:
+        with self._of_collator.seeded(seed):
+            try:
+                batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
+            except Exception:
+                if not self._guard.skips:
+                    raise
+                batch = self._collated_singly(rows)
+        if self._pins:
+            batch = _pinned(batch)
+        return batch
+
+    def _collated_singly(self, rows: list[Any]) -> Any:
+        """Returns the micro-batch of the rows that can be collated alone."""
+        good = []
+        for row in rows:
+            try:
+                self._collate([row])
+            except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
+                self._guard.preparing(error, "a row that cannot be collated")
+            else:
+                good.append(row)
+        if good:
+            self._filler = good[-1]
+            return self._collate(good)
+        self._filler = None
+        return PaddingBatch(self._collate([self._any_row()]))
+
+    def _any_row(self) -> Any:
+        """Returns a row for the shapes of a micro-batch of padding, whose loss is not counted."""
+        if self._filler is None:
+            shards = list(range(self.rows._source.shards.num_shards))
+            guard = BadRows("skip", self._guard.retries)
+            for row, _ in VirtualStream(self.rows._source, shards, 0, 0, guard=guard, seeded=self._seeded_apart):
+                try:
+                    self._collate([row])
+                except Exception:
+                    if not self._guard.skips:
+                        raise
+                    continue
+                self._filler = row
+                break
+            else:
+                raise TrainingError(
+                    "the training data gives no row", code="FG803", hint="check how the data is filtered"
+                )
+        return self._filler
+
+    @staticmethod
+    def _seeded_apart(*facts: int) -> AbstractContextManager[None]:
+        return IsolatedRNG().seeded(seed_of(*facts))
+
+    def trained(self, row: int) -> None:
+        """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
+        self._trained = row
+
+    def blocks_at(self, row: int) -> dict[int, dict[str, Any]]:
+        """Returns the state of the block of each stream of this rank, in which the stream goes on after a row.
+
+        Args:
+            row: the number of rows of the epoch before the position, over all ranks.
+        """
+        found = {}
+        for stream, known in self._history.items():
+            given = rounds_before(row, stream, self.num_streams)
+            if past := [block for block in known if block.first <= given]:
+                found[stream] = _as_tensors(past[-1].to_state())
+        return found
+
+    def load_blocks(self, blocks: Mapping[str, Any]) -> None:
+        """Sets the blocks in which the streams go on, of which this rank takes its own.
+
+        Args:
+            blocks: what `blocks_at` returned on all ranks, by the number of the stream.
+        """
+        mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
+        loaded = {int(number): Block.from_state(_as_arrays(state)) for number, state in blocks.items()}
+        self._resumed = {number: block for number, block in loaded.items() if number in mine}
+
+
+def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
+    while True:
+        # For rows that are read in this process; a worker stays in the epoch.
+        with reading_epoch(epoch):
+            found = next(rounds, None)
+        if found is None:
+            return
+        yield found
+
+
+def _with_arrays(block: Block | None) -> Block | None:
+    # A tensor would be sent to the main process in a file of shared memory of its own.
+    return block if block is None else dataclasses.replace(block, packer=_as_arrays(block.packer))
+
+
+def _as_arrays(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _as_arrays(item) for name, item in tree.items()}
+    return tree.numpy() if isinstance(tree, Tensor) else tree
+
+
+def _as_tensors(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _as_tensors(item) for name, item in tree.items()}
+    return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree
+
+
+def _pinned(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return PaddingBatch(pin_memory(batch.batch)) if isinstance(batch, PaddingBatch) else pin_memory(batch)
