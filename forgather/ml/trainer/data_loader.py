@@ -95,7 +95,7 @@ class RankBatches:
     ) -> None:
         self.argument = argument
         self.dataset = dataset
-        self._given = (dataset, share, collate, dict(options), {"drop_last": drop_last, "argument": argument})
+        self._given = (share, collate, dict(options), drop_last)
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -158,8 +158,10 @@ class RankBatches:
 
     def by_streams(self, num_streams: int) -> RankBatches:
         """Returns the batches of the same data set, read by another number of virtual streams."""
-        dataset, share, collate, options, others = self._given
-        return RankBatches(dataset, share, collate, options, num_streams=num_streams, **others)
+        share, collate, options, drop_last = self._given
+        return RankBatches(
+            self.dataset, share, collate, options, drop_last=drop_last, argument=self.argument, num_streams=num_streams
+        )
 
     @property
     def num_rows(self) -> int | None:
@@ -492,9 +494,12 @@ class TrainBatches:
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
         if self._own.streams is not None:
-            every = collectives.all_gather(self._own.streams.blocks_at(self.row) if self.row else {})
-            blocks = {str(number): block for found in every for number, block in found.items()}
-            return position | {"blocks": blocks}
+            streams = self._own.streams
+            own = (streams.blocks_at(self.row), streams.num_bad_at(self.row)) if self.row else ({}, 0)
+            # Processes of one data-parallel rank, as pipeline stages, say the same.
+            every = dict(collectives.all_gather((streams.rank, own))).values()
+            blocks = {str(number): block for found, _ in every for number, block in found.items()}
+            return position | {"blocks": blocks, "bad_rows": sum(num_bad for _, num_bad in every)}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -546,7 +551,7 @@ class TrainBatches:
             self._last = None
         elif self._own.streams is not None:
             changed += [] if known is None else known.differences(self.fingerprint)
-            self._own.streams.load_blocks(state.get("blocks", {}))
+            self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
         elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
 
 from forgather.errors import TrainingError
 from forgather.ml.data.row_epoch import reading_epoch, stay_in_epoch
@@ -218,12 +218,18 @@ class StreamBatches:
         self._history: dict[int, list[Block]] = {}
         self._resumed: dict[int, Block] = {}
         self._trained = 0
+        self._bad_before, self._bad_places = 0, list[int]()
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
         self.loader = self._new_loader()
 
     def _new_loader(self) -> DataLoader[Any]:
         return DataLoader(self.rows, generator=self._generator, **self._options)
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank."""
+        return self._share.rank
 
     @property
     def facts(self) -> dict[str, int]:
@@ -253,9 +259,11 @@ class StreamBatches:
         blocks, self._resumed = (self._resumed if start else {}), {}
         self._history = {number: [block] for number, block in blocks.items()}
         self._trained = start
+        self._bad_before, self._bad_places = (self._bad_before if start else 0), []
         apart = math.gcd(self.num_streams, self._share.size)
         # A stream that several ranks read is counted by one of them.
-        self._guard.begin(sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0)
+        num_read = sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0
+        self._guard.begin(num_read + self._bad_before)
         self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
         if start and self._options.get("persistent_workers"):
             # Workers that are there already do not know the blocks.
@@ -269,7 +277,7 @@ class StreamBatches:
                 ahead = next(own, None)
             self._filler = rows[-1] if rows else self._filler if self._filler is not None else ahead and ahead[1]
             with reading_epoch(epoch):
-                batch = self._collated(rows, seed_of(seed, epoch, first, self._share.rank))
+                batch = self._collated(rows, first, seed_of(seed, epoch, first, self._share.rank))
             yield RankRows(first, batch, ahead is None)
 
     def _own_rows(self, start: int, epoch: int) -> Iterator[tuple[int, Any]]:
@@ -303,19 +311,19 @@ class StreamBatches:
         while len(known) > 1 and known[1].first <= given:
             del known[0]
 
-    def _collated(self, rows: list[Any], seed: int) -> Any:
+    def _collated(self, rows: list[Any], first: int, seed: int) -> Any:
         with self._of_collator.seeded(seed):
             try:
                 batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
             except Exception:
                 if not self._guard.skips:
                     raise
-                batch = self._collated_singly(rows)
+                batch = self._collated_singly(rows, first)
         if self._pins:
             batch = _pinned(batch)
         return batch
 
-    def _collated_singly(self, rows: list[Any]) -> Any:
+    def _collated_singly(self, rows: list[Any], first: int) -> Any:
         """Returns the micro-batch of the rows that can be collated alone."""
         good = []
         for row in rows:
@@ -323,6 +331,7 @@ class StreamBatches:
                 self._collate([row])
             except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
                 self._guard.preparing(error, "a row that cannot be collated")
+                self._bad_places.append(first)
             else:
                 good.append(row)
         if good:
@@ -359,6 +368,14 @@ class StreamBatches:
         """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
         self._trained = row
 
+    def num_bad_at(self, row: int) -> int:
+        """Returns the number of rows before a position that could not be collated, on this rank.
+
+        Args:
+            row: the number of rows of the epoch before the position, over all ranks.
+        """
+        return self._bad_before + sum(place < row for place in self._bad_places)
+
     def blocks_at(self, row: int) -> dict[int, dict[str, Any]]:
         """Returns the state of the block of each stream of this rank, in which the stream goes on after a row.
 
@@ -372,12 +389,14 @@ class StreamBatches:
                 found[stream] = _as_tensors(past[-1].to_state())
         return found
 
-    def load_blocks(self, blocks: Mapping[str, Any]) -> None:
+    def load_blocks(self, blocks: Mapping[str, Any], num_bad: int) -> None:
         """Sets the blocks in which the streams go on, of which this rank takes its own.
 
         Args:
             blocks: what `blocks_at` returned on all ranks, by the number of the stream.
+            num_bad: the sum of `num_bad_at` over all ranks, which the first one goes on with.
         """
+        self._bad_before = num_bad if self._share.rank == 0 else 0
         mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
         loaded = {int(number): Block.from_state(_as_arrays(state)) for number, state in blocks.items()}
         self._resumed = {number: block for number, block in loaded.items() if number in mine}
@@ -411,6 +430,5 @@ def _as_tensors(tree: Any) -> Any:
 
 
 def _pinned(batch: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return PaddingBatch(pin_memory(batch.batch)) if isinstance(batch, PaddingBatch) else pin_memory(batch)
+    pin: Callable[[Any], Any] = _utils.pin_memory.pin_memory
+    return PaddingBatch(pin(batch.batch)) if isinstance(batch, PaddingBatch) else pin(batch)
