@@ -272,7 +272,8 @@ trainers:
     trainer.length_groups
     trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.data_changes trainer.stream_batches
+    trainer.data_changes trainer.rank_streams
+    trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
