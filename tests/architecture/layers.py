@@ -196,8 +196,9 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.line_parts data.shards
-    data.block_packer data.dataset_shards data.virtual_streams
+    data.shards
+    data.line_parts
+    data.block_packer data.dataset_shards data.parquet_shards data.virtual_streams
     data.json_rows data.row_stream
     data.text_streams
     data.chat_rows data.chat_template data.mixture data.padding data.preference_collator data.sources data.train_eval_split
@@ -272,8 +273,9 @@ trainers:
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.device_copies trainer.length_groups trainer.row_order
-    trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
+    trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.loader_options trainer.synchronization
+    trainer.data_changes trainer.rank_streams
     trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions

@@ -107,11 +107,7 @@ def tokenize(
         stream = _streamed(dataset, tokenizer, text_column, num_proc=num_proc, cache_dir=cache_dir)
         blocks = partial(BlockPacker, block_size, tokenizer.eos_token_id, document_boundaries=document_boundaries)
         return stream.packed(make_packer or blocks, ROW_COLUMNS[: 3 if document_boundaries else 2])
-    if make_packer is not None:
-        hint = "set streaming: true where the rows are read, or remove the argument"
-        raise DataError("make_packer is for streamed rows, and these are stored", code="FG982", hint=hint).about(
-            "make_packer"
-        )
+    _refuse_packer(make_packer)
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
@@ -138,6 +134,13 @@ def tokenize(
         stats,
     )
     return read_rows(folder, key).with_format("torch")
+
+
+def _refuse_packer(make_packer: Callable[[], Packer] | None) -> None:
+    if make_packer is not None:
+        hint = "set streaming: true where the rows are read, or remove the argument"
+        what = "make_packer is for streamed rows, and these are stored"
+        raise DataError(what, code="FG982", hint=hint).about("make_packer")
 
 
 def _streamed(

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from forgather.ml.data.data_errors import CHAT_COLUMNS, CHAT_HINT, DataError, missing_column
-from forgather.ml.data.dataset_shards import ParquetShards
 from forgather.ml.data.json_rows import is_list, not_utf8, unreadable, values_of_lines
 from forgather.ml.data.line_parts import Line
+from forgather.ml.data.parquet_shards import ParquetShards
 from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.shards import Row
 

@@ -82,10 +82,7 @@ def train_bpe(
         DataError: FG831 if the column is missing, FG838 if `vocab_size` is too small for all bytes and special tokens.
     """
     refuse_wrong_values("data:train_bpe", locals())
-    rows = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
-    refuse_stream(rows, "train_bpe")
-    if text_column not in rows.column_names:
-        raise missing_column(text_column, rows.column_names, "text_column")
+    rows = _training_rows(dataset, text_column)
     specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
     _check_room(vocab_size, len(specials))
     settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
@@ -103,6 +100,14 @@ def train_bpe(
         logger.warning_once(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
     return _tokenizer(backend, chat_template, model_max_length=model_max_length or _NO_LIMIT, **tokens)
+
+
+def _training_rows(dataset: Any, text_column: str) -> Dataset:
+    rows: Dataset = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
+    refuse_stream(rows, "train_bpe")
+    if text_column not in rows.column_names:
+        raise missing_column(text_column, rows.column_names, "text_column")
+    return rows
 
 
 def _tokenizer(

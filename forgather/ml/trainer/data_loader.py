@@ -13,15 +13,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
-import xxhash
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from forgather.errors import CheckpointError, TrainingError
+from forgather.errors import TrainingError
 from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
 from forgather.ml.data.row_stream import stream_of
 from forgather.ml.distributed import collectives
@@ -40,6 +38,14 @@ from forgather.ml.trainer.batch_sampler import (
     epoch_seed,
 )
 from forgather.ml.trainer.collation import has_new_boundaries
+from forgather.ml.trainer.data_changes import (
+    after_first,
+    after_matching_batch,
+    batch_digest,
+    changes_since_earlier_release,
+    order_changes,
+    report_data_changes,
+)
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
@@ -47,7 +53,7 @@ from forgather.ml.trainer.loader_options import loader_options, usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
-from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -98,7 +104,7 @@ class RankBatches:
     ) -> None:
         self.argument = argument
         self.dataset = dataset
-        self._given = (dataset, share, collate, dict(options), {"drop_last": drop_last, "argument": argument})
+        self._given = (share, collate, dict(options), drop_last)
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -162,8 +168,10 @@ class RankBatches:
 
     def by_streams(self, num_streams: int) -> RankBatches:
         """Returns the batches of the same data set, read by another number of virtual streams."""
-        dataset, share, collate, options, others = self._given
-        return RankBatches(dataset, share, collate, options, num_streams=num_streams, **others)
+        share, collate, options, drop_last = self._given
+        return RankBatches(
+            self.dataset, share, collate, options, drop_last=drop_last, argument=self.argument, num_streams=num_streams
+        )
 
     @property
     def num_rows(self) -> int | None:
@@ -525,9 +533,12 @@ class TrainBatches:
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
         if self._own.streams is not None:
-            every = collectives.all_gather(self._own.streams.blocks_at(self.row) if self.row else {})
-            blocks = {str(number): block for found in every for number, block in found.items()}
-            return position | {"blocks": blocks}
+            streams = self._own.streams
+            own = (streams.blocks_at(self.row), streams.num_bad_at(self.row)) if self.row else ({}, 0)
+            # Processes of one data-parallel rank, as pipeline stages, say the same.
+            every = dict(collectives.all_gather((streams.rank, own))).values()
+            blocks = {str(number): block for found, _ in every for number, block in found.items()}
+            return position | {"blocks": blocks, "bad_rows": sum(num_bad for _, num_bad in every)}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -560,12 +571,9 @@ class TrainBatches:
         order_seed = None if self._group_rows else state.get("transformers_seed")
         self._own.take_order_of_transformers(order_seed)
         self._read_as_before(state)
-        if self._takes_any_order:
-            self._own.take_order_rule(state.get("order_rule", LISTED))
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        earlier = {"streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None}
-        before = {**now, **earlier, **state}
+        before = {**now, "streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
         is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
@@ -583,7 +591,7 @@ class TrainBatches:
             self._last = None
         elif self._own.streams is not None:
             changed += [] if known is None else known.differences(self.fingerprint)
-            self._own.streams.load_blocks(state.get("blocks", {}))
+            self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
         elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
@@ -609,8 +617,10 @@ class TrainBatches:
             )
 
     def _read_as_before(self, state: Mapping[str, Any]) -> None:
-        """Reads a stream by the number of virtual streams of a checkpoint, if the config does not say another one."""
+        """Reads in the order of a checkpoint, or by its number of virtual streams, if the config does not say another."""
         if self.num_rows is not None:
+            if self._takes_any_order:
+                self._own.take_order_rule(state.get("order_rule", LISTED))
             return
         before = int(state.get("streams", {"number": 0})["number"])
         own = 0 if self._own.streams is None else self._own.streams.num_streams
@@ -624,56 +634,8 @@ class TrainBatches:
         self._own = self._own.by_streams(before)
 
 
-def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
-    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
-
-    Args:
-        dataset: the data set.
-        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
-        replicas: the number of data-parallel ranks.
-
-    Raises:
-        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
-            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
-    """
-    data_streams = args.data_streams
-    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
-    if stream is None and args.bad_rows != STOP:
-        raise TrainingError(
-            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
-            code="FG976",
-            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
-        ).about("args.bad_rows")
-    if stream is None:
-        if not data_streams or not is_iterable(dataset):
-            return 0
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
-            code="FG909",
-            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
-        ).about("args.data_streams")
-    if data_streams is None:
-        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
-    most = stream.most_streams
-    if most is not None and data_streams > most:
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
-            code="FG919",
-            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
-        ).about("args.data_streams")
-    return data_streams
-
-
 def _total(counts: list[Any]) -> Any:
     return counts[0] if len(counts) == 1 else sum(counts)
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Returns whether a data set is iterable only: rows cannot be read by number."""
-    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
-    if isinstance(dataset, IterableDataset):
-        return True
-    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
 
 
 def _refuse_split(dataset: Any) -> None:
@@ -709,111 +671,3 @@ def check_size(rows: int, share: RankShare) -> None:
             code="FG804",
             hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
         )
-
-
-T = TypeVar("T")
-
-
-def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns descriptions of the changes that affect the order or the number of the rows of an epoch.
-
-    Args:
-        before: the number of rows, the seed and similar values, as the checkpoint stores them.
-        now: the same values of the current run.
-    """
-    facts = ["num_rows", "seed", "shuffled", "group_rows", "order_rule", "streams"]
-    if "streams" not in now and "streams" not in before and "workers" in now and (before["workers"] or now["workers"]):
-        facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
-    shown = [(name, _shown(before.get(name)), _shown(now.get(name))) for name in facts]
-    return [f"{name} {then}, now {later}" for name, then, later in shown if then != later]
-
-
-def _shown(fact: Any) -> str:
-    if isinstance(fact, Mapping):
-        return f"{fact['number']} with blocks of {plural(fact['block_rows'], 'row')}"
-    return str(fact)
-
-
-def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
-    """Returns descriptions of how the data differs from that of a checkpoint without a fingerprint.
-
-    A warning reports that rows could not be compared.
-
-    Args:
-        has_boundaries: whether the rows have the document boundaries that `tokenize` writes in this release.
-    """
-    _log.warning(
-        "the checkpoint was written by an earlier release, which recorded no digests of the training rows: only their "
-        "number and order were compared"
-    )
-    if not has_boundaries:
-        return []
-    return [
-        "the rows have document boundaries now, and 'tokenize' of an earlier release wrote none: "
-        "document_boundaries: false gives the earlier rows"
-    ]
-
-
-def report_data_changes(changed: list[str], *, may_change: bool) -> None:
-    """Reports changes of the training data: a warning if changes are allowed, otherwise an error.
-
-    Args:
-        changed: the descriptions of the changes; if there are none, nothing is reported.
-        may_change: whether changes are allowed.
-
-    Raises:
-        CheckpointError: FG610 if the data changed and changes are not allowed.
-    """
-    what = f"the training data changed since the checkpoint: {'; '.join(changed)}"
-    if changed and not may_change:
-        raise CheckpointError(
-            what,
-            code="FG610",
-            hint="resume with the same data, made in the same way; if the change is intended, resume with "
-            "--allow-changed data (allow_changed: [data]): rows may then be read twice or not at all in this epoch",
-        )
-    if changed:
-        _log.warning("%s: rows may be read twice or not at all in this epoch", what)
-
-
-def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
-    """Yields all items, and calls `act` after the first item was read and before it is yielded.
-
-    Args:
-        items: the items, which are yielded unchanged.
-        act: the function to call. If it raises an error, no item is yielded.
-    """
-    for number, item in enumerate(items):
-        if number == 0:
-            act()
-        yield item
-
-
-def batch_digest(batch: Any) -> str | None:
-    """Returns a digest of all tensors of a micro-batch; None if the micro-batch contains no tensors."""
-    parts = [batch[name] for name in sorted(batch)] if isinstance(batch, Mapping) else batch
-    parts = parts if isinstance(parts, list | tuple) else [parts]
-    tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
-    if not tensors:
-        return None
-    hashed = xxhash.xxh3_64()
-    for tensor in tensors:
-        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
-
-
-def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Iterator[PreparedBatch]:
-    """Drops the first micro-batch and returns all others; warns if the first one does not have the expected digest.
-
-    Args:
-        items: the micro-batches; the first one was trained on before the checkpoint was written.
-        expected: the digest of the first micro-batch, as the checkpoint stores it.
-    """
-    first = next(items, None)
-    if first is None or batch_digest(first.batch) != expected:
-        _log.warning(
-            "the training data gives other rows than before the checkpoint: rows may be read twice or not at all in "
-            "this epoch; a data set without a length must give the same rows again (give its shuffling a seed)"
-        )
-    return items

@@ -9,164 +9,32 @@ also while workers read ahead.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, _utils
 
 from forgather.errors import TrainingError
-from forgather.ml.data.row_epoch import reading_epoch, stay_in_epoch
-from forgather.ml.data.row_stream import RowStream
+from forgather.ml.data.row_epoch import reading_epoch
+from forgather.ml.data.row_stream import RowStream, stream_of
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
 from forgather.ml.log import get_logger
-from forgather.ml.trainer.bad_rows import BadRows
+from forgather.ml.number_format import plural
+from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP, BadRows
 from forgather.ml.trainer.batch_sampler import RankShare
-from forgather.ml.trainer.data_fingerprint import SAMPLED, Fingerprint, row_digest
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
+from forgather.ml.trainer.rank_streams import RankStreams, Round, as_arrays
 from forgather.ml.types import PaddingBatch
 
 _log = get_logger(__name__)
 
 Collate = Callable[[list[Any]], Any]
-
-
-class Given(NamedTuple):
-    """A row that a worker gives.
-
-    Args:
-        stream: the number of the stream.
-        row: the row; None if another rank computes it.
-        block: the block of the stream that begins with this row; None if none does.
-    """
-
-    stream: int
-    row: Any
-    block: Block | None
-
-
-class Round(NamedTuple):
-    """The rows of one round of the streams of a worker: one of each stream that has not ended.
-
-    Args:
-        worker: the number of the worker.
-        number: the number of the round.
-        rows: the rows, in the order of their streams.
-        is_last: whether all streams of the worker have ended.
-    """
-
-    worker: int
-    number: int
-    rows: list[Given]
-    is_last: bool
-
-
-class RankStreams(IterableDataset[Round]):
-    """The virtual streams of a rank, as rounds. Worker processes divide the streams among them.
-
-    Args:
-        stream: the rows.
-        share: the slice of each global micro-batch that this process computes.
-        num_streams: the number of virtual streams.
-        guard: the object that decides what happens to rows that cannot be read.
-        inner: the data set that the user gave, whose attributes can be read from this one.
-    """
-
-    def __init__(self, stream: RowStream, share: RankShare, num_streams: int, guard: BadRows, inner: Any) -> None:
-        self.dataset = inner
-        self._share, self._num_streams, self._guard = share, num_streams, guard
-        self._source = stream.source(num_streams)
-        self._stream = stream
-        self._place = torch.zeros(3, dtype=torch.int64)
-        # Persistent workers keep a copy of this object: shared memory tells them the next epoch.
-        self._place.share_memory_()  # type: ignore[no-untyped-call]
-        self._blocks: Mapping[int, Block] = {}
-        self._apart = IsolatedRNG()
-
-    @property
-    def block_rows(self) -> int:
-        """The number of rows of a block, which is read again after a resume, at most, of each stream."""
-        return self._source.block_rows
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the shards: their number, names, sizes, and digests of some if they have any."""
-        shards = self._source.shards
-        digest = getattr(shards, "shard_digest", lambda shard: "")
-        numbers = [shards.num_shards * place // SAMPLED for place in range(SAMPLED)]
-        facts = [
-            (shards.num_shards, shards.shard_name(shard), shards.shard_size(shard), digest(shard))
-            for shard in dict.fromkeys(numbers)
-        ]
-        return Fingerprint(None, {"shard": tuple(row_digest(list(map(str, fact))) for fact in facts)})
-
-    def set_position(self, *, seed: int, epoch: int, start: int, blocks: Mapping[int, Block]) -> None:
-        """Sets the position at which the next iteration begins, also in persistent workers if `start` is 0.
-
-        Args:
-            seed: the base seed of the random numbers.
-            epoch: the number of the epoch.
-            start: the number of rows of the epoch that are given already, over all ranks.
-            blocks: the block of each stream in which it goes on; a stream that is not in it is read from its beginning.
-        """
-        self._place.copy_(torch.tensor([seed, epoch, start]))
-        self._blocks = blocks
-
-    def __iter__(self) -> Iterator[Round]:
-        seed, epoch, start = self._place.tolist()
-        info = get_worker_info()
-        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if info is not None:
-            stay_in_epoch(epoch)
-        if callable(set_epoch := getattr(self._source.shards, "set_epoch", None)):
-            set_epoch(epoch)
-        orders = self._source.orders(self._num_streams, epoch)
-        mine = streams_of_rank(self._num_streams, self._share.rank, self._share.size)[worker::num_workers]
-        streams = {number: self._opened(number, orders[number], seed, epoch, start) for number in mine}
-        for number in itertools.count(start // self._num_streams):
-            rows: list[Given] = []
-            for stream in list(streams):
-                place = number * self._num_streams + stream
-                if place < start:
-                    continue
-                found = next(streams[stream], None)
-                if found is None:
-                    del streams[stream]
-                    continue
-                is_own = place % self._share.size == self._share.rank
-                rows.append(Given(stream, found[0] if is_own else None, _with_arrays(found[1])))
-            yield Round(worker, number, rows, not streams)
-            if not streams:
-                return
-
-    def _opened(
-        self, number: int, order: list[int], seed: int, epoch: int, start: int
-    ) -> Iterator[tuple[Any, Block | None]]:
-        def seeded(*facts: int) -> AbstractContextManager[None]:
-            return self._apart.seeded(seed_of(seed, *facts))
-
-        block = self._blocks.get(number, Block()) if start else Block()
-        rows = iter(VirtualStream(self._source, order, number, epoch, start=block, guard=self._guard, seeded=seeded))
-        past = rounds_before(start, number, self._num_streams) - block.first
-        latest = None
-        for given, (row, begins) in enumerate(rows):
-            latest = begins or latest
-            if given >= past:
-                # With the first row, the block in which it is: the rows before it are given again from there only.
-                yield row, latest
-                latest = None
-
-    def __getattr__(self, name: str) -> Any:
-        # Pickling looks up special methods on a copy that has no attributes yet: it would recurse for ever.
-        if name.startswith("__") or "dataset" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 class RankRows(NamedTuple):
@@ -218,12 +86,18 @@ class StreamBatches:
         self._history: dict[int, list[Block]] = {}
         self._resumed: dict[int, Block] = {}
         self._trained = 0
+        self._bad_before, self._bad_places = 0, list[int]()
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
         self.loader = self._new_loader()
 
     def _new_loader(self) -> DataLoader[Any]:
         return DataLoader(self.rows, generator=self._generator, **self._options)
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank."""
+        return self._share.rank
 
     @property
     def facts(self) -> dict[str, int]:
@@ -253,9 +127,11 @@ class StreamBatches:
         blocks, self._resumed = (self._resumed if start else {}), {}
         self._history = {number: [block] for number, block in blocks.items()}
         self._trained = start
+        self._bad_before, self._bad_places = (self._bad_before if start else 0), []
         apart = math.gcd(self.num_streams, self._share.size)
         # A stream that several ranks read is counted by one of them.
-        self._guard.begin(sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0)
+        num_read = sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0
+        self._guard.begin(num_read + self._bad_before)
         self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
         if start and self._options.get("persistent_workers"):
             # Workers that are there already do not know the blocks.
@@ -269,7 +145,7 @@ class StreamBatches:
                 ahead = next(own, None)
             self._filler = rows[-1] if rows else self._filler if self._filler is not None else ahead and ahead[1]
             with reading_epoch(epoch):
-                batch = self._collated(rows, seed_of(seed, epoch, first, self._share.rank))
+                batch = self._collated(rows, first, seed_of(seed, epoch, first, self._share.rank))
             yield RankRows(first, batch, ahead is None)
 
     def _own_rows(self, start: int, epoch: int) -> Iterator[tuple[int, Any]]:
@@ -303,19 +179,19 @@ class StreamBatches:
         while len(known) > 1 and known[1].first <= given:
             del known[0]
 
-    def _collated(self, rows: list[Any], seed: int) -> Any:
+    def _collated(self, rows: list[Any], first: int, seed: int) -> Any:
         with self._of_collator.seeded(seed):
             try:
                 batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
             except Exception:
                 if not self._guard.skips:
                     raise
-                batch = self._collated_singly(rows)
+                batch = self._collated_singly(rows, first)
         if self._pins:
             batch = _pinned(batch)
         return batch
 
-    def _collated_singly(self, rows: list[Any]) -> Any:
+    def _collated_singly(self, rows: list[Any], first: int) -> Any:
         """Returns the micro-batch of the rows that can be collated alone."""
         good = []
         for row in rows:
@@ -323,6 +199,7 @@ class StreamBatches:
                 self._collate([row])
             except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
                 self._guard.preparing(error, "a row that cannot be collated")
+                self._bad_places.append(first)
             else:
                 good.append(row)
         if good:
@@ -334,9 +211,9 @@ class StreamBatches:
     def _any_row(self) -> Any:
         """Returns a row for the shapes of a micro-batch of padding, whose loss is not counted."""
         if self._filler is None:
-            shards = list(range(self.rows._source.shards.num_shards))
+            shards = list(range(self.rows.source.shards.num_shards))
             guard = BadRows("skip", self._guard.retries)
-            for row, _ in VirtualStream(self.rows._source, shards, 0, 0, guard=guard, seeded=self._seeded_apart):
+            for row, _ in VirtualStream(self.rows.source, shards, 0, 0, guard=guard, seeded=self._seeded_apart):
                 try:
                     self._collate([row])
                 except Exception:
@@ -359,6 +236,14 @@ class StreamBatches:
         """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
         self._trained = row
 
+    def num_bad_at(self, row: int) -> int:
+        """Returns the number of rows before a position that could not be collated, on this rank.
+
+        Args:
+            row: the number of rows of the epoch before the position, over all ranks.
+        """
+        return self._bad_before + sum(place < row for place in self._bad_places)
+
     def blocks_at(self, row: int) -> dict[int, dict[str, Any]]:
         """Returns the state of the block of each stream of this rank, in which the stream goes on after a row.
 
@@ -372,15 +257,65 @@ class StreamBatches:
                 found[stream] = _as_tensors(past[-1].to_state())
         return found
 
-    def load_blocks(self, blocks: Mapping[str, Any]) -> None:
+    def load_blocks(self, blocks: Mapping[str, Any], num_bad: int) -> None:
         """Sets the blocks in which the streams go on, of which this rank takes its own.
 
         Args:
             blocks: what `blocks_at` returned on all ranks, by the number of the stream.
+            num_bad: the sum of `num_bad_at` over all ranks, which the first one goes on with.
         """
+        self._bad_before = num_bad if self._share.rank == 0 else 0
         mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
-        loaded = {int(number): Block.from_state(_as_arrays(state)) for number, state in blocks.items()}
+        loaded = {int(number): Block.from_state(as_arrays(state)) for number, state in blocks.items()}
         self._resumed = {number: block for number, block in loaded.items() if number in mine}
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Returns whether a data set is iterable only: rows cannot be read by number."""
+    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
+    if isinstance(dataset, IterableDataset):
+        return True
+    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
+
+
+def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
+    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
+
+    Args:
+        dataset: the data set.
+        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
+        replicas: the number of data-parallel ranks.
+
+    Raises:
+        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
+            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
+    """
+    data_streams = args.data_streams
+    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
+    if stream is None and args.bad_rows != STOP:
+        raise TrainingError(
+            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
+            code="FG976",
+            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
+        ).about("args.bad_rows")
+    if stream is None:
+        if not data_streams or not is_iterable(dataset):
+            return 0
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
+            code="FG909",
+            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
+        ).about("args.data_streams")
+    if data_streams is None:
+        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
+    most = stream.most_streams
+    if most is not None and data_streams > most:
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
+            code="FG919",
+            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
+        ).about("args.data_streams")
+    return data_streams
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
@@ -393,17 +328,6 @@ def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
         yield found
 
 
-def _with_arrays(block: Block | None) -> Block | None:
-    # A tensor would be sent to the main process in a file of shared memory of its own.
-    return block if block is None else dataclasses.replace(block, packer=_as_arrays(block.packer))
-
-
-def _as_arrays(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _as_arrays(item) for name, item in tree.items()}
-    return tree.numpy() if isinstance(tree, Tensor) else tree
-
-
 def _as_tensors(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: _as_tensors(item) for name, item in tree.items()}
@@ -411,6 +335,5 @@ def _as_tensors(tree: Any) -> Any:
 
 
 def _pinned(batch: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return PaddingBatch(pin_memory(batch.batch)) if isinstance(batch, PaddingBatch) else pin_memory(batch)
+    pin: Callable[[Any], Any] = _utils.pin_memory.pin_memory
+    return PaddingBatch(pin(batch.batch)) if isinstance(batch, PaddingBatch) else pin(batch)

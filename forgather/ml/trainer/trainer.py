@@ -52,7 +52,7 @@ from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
-from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
+from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
 from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.hub_upload import HubUpload
@@ -65,6 +65,7 @@ from forgather.ml.trainer.reference import reference_scores
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
+from forgather.ml.trainer.stream_batches import is_iterable
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
 from forgather.ml.trainer.weight_average import WeightAverage, average_of
