@@ -24,6 +24,8 @@ from forgather.ml.data import (
     tokenize,
 )
 from forgather.ml.data.prepared_manifest import draft_of, read_manifest
+from forgather.ml.data.row_stream import RowStream
+from forgather.ml.data.shards import ShardedRows, ShardReader
 from forgather.ml.trainer.row_fit import refuse_unfit_rows
 from tests.ml.fixtures import tiny_llama
 from tests.ml.packed_rows import SYMBOLS, VOCAB, symbols
@@ -225,3 +227,12 @@ def test_tokens_and_rows_beyond_the_model_are_refused(folder, tmp_path):
     refuse_unfit_rows(
         tiny_llama(vocab_size=VOCAB, max_position_embeddings=8), prepared(folder, 16)
     )  # rotary: a warning
+
+
+def test_prepared_documents_are_shards_for_streams(folder):
+    shards = PreparedDocuments(folder)
+    assert isinstance(shards, ShardedRows) and isinstance(shards.open(0), ShardReader)
+    expected = sorted(row["input_ids"].tolist() for row in shards)
+    stream = RowStream.of_shards(shards, buffer_size=16, seed=1)
+    stream.set_epoch(2)
+    assert 151 == len(expected) and expected == sorted(row["input_ids"].tolist() for row in stream)

@@ -224,6 +224,10 @@ class PreparedDocuments:
         """Returns the name of a shard for messages."""
         return self._manifest.shards[shard].file
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for shard in range(self.num_shards):
+            yield from self.open(shard)
+
     def open(self, shard: int, offset: Any = None) -> DocumentReader:
         """Returns the documents of a shard from an offset on, without reading those before it.
 

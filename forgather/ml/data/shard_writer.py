@@ -41,7 +41,7 @@ _BATCH_ROWS = 256
 _SAMPLED_ROWS = 256
 _TOKENS_PER_SHARD = 2**25  # 64 MiB of 16-bit ids: what one process holds while it writes
 _FEWEST_SHARDS = 64  # so that processes, ranks and streams all have some, of data that is not tiny
-_ROWS_PER_SHARD = 64
+_ROWS_PER_SHARD = 4
 _SPARE = 1.1  # of the estimated size
 
 

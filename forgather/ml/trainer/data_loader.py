@@ -617,7 +617,7 @@ class TrainBatches:
             )
 
     def _read_as_before(self, state: Mapping[str, Any]) -> None:
-        """Reads in the order of a checkpoint, or by its number of virtual streams, if the config does not say another."""
+        """Reads in the order of a checkpoint, or by its virtual streams, if the config does not say another one."""
         if self.num_rows is not None:
             if self._takes_any_order:
                 self._own.take_order_rule(state.get("order_rule", LISTED))
