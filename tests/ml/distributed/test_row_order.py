@@ -30,7 +30,7 @@ def sampler(rows, *, rank=0, of=1, size=2, rule=COMPUTED_RULE, drop_last=False):
 
 
 def test_every_number_of_rows_has_a_permutation():
-    for rows in range(1, 301):
+    for rows in (*range(1, 120), *range(120, 301, 7)):
         assert list(range(rows)) == sorted(ComputedOrder(rows, epoch_seed(5, rows))[0:rows])
     assert ComputedOrder(50, epoch_seed(5, 0))[0:50] != ComputedOrder(50, epoch_seed(5, 1))[0:50]
 
@@ -43,9 +43,9 @@ def test_a_large_permutation_is_one():
 
 def test_one_network_of_few_rounds_is_no_order(monkeypatch):
     # The measure below has to notice a bad order: half as few rounds leave neighbours together.
-    assert abs(deviations(97, 400)) < 4
+    assert abs(deviations(97, 250)) < 4
     monkeypatch.setattr("forgather.ml.trainer.row_order._ROUNDS", 4)
-    assert deviations(97, 400) > 20
+    assert deviations(97, 250) > 20
 
 
 def deviations(rows, epochs):
@@ -59,7 +59,7 @@ def deviations(rows, epochs):
 
 
 def test_every_row_is_as_likely_at_every_position():
-    rows, epochs = 31, 400
+    rows, epochs = 31, 200
     counts = np.zeros((rows, rows))
     for epoch in range(epochs):
         counts[np.arange(rows), ComputedOrder(rows, epoch_seed(epoch % 3, epoch))[0:rows]] += 1
