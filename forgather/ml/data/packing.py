@@ -83,14 +83,14 @@ def tokenize(
     the end that do not fill a block are dropped, and their number is logged.
 
     Args:
-        dataset: the rows of text. The splits of a `DatasetDict` are packed separately.
+        dataset: the rows of text. The splits of a `DatasetDict` are packed separately. Streamed rows, also those of a
+            `datasets.IterableDataset`, give a stream; the last block of each virtual stream is filled with padding.
         tokenizer: a tokenizer with an end-of-text token.
         block_size: the number of tokens per block.
         text_column: the name of the column with the text.
         document_boundaries: False to omit `position_ids` and keep all labels equal to the inputs. A token then attends
             to all earlier tokens of the row, including those of other documents.
-        make_packer: a function that returns a packer of your own (`forgather.ml.data.shards:Packer`) for each virtual
-            stream, in place of blocks; only for streamed rows.
+        make_packer: a function that returns a packer of your own (`forgather.ml.data.shards:Packer`) for each stream.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process, in which a fast
             tokenizer uses all cores.
         cache_dir: the root of the cache, or None for the user's cache folder.
@@ -100,7 +100,7 @@ def tokenize(
 
     Raises:
         DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block, FG982 if an
-            argument is not for streamed rows, or only for them.
+            argument is for streamed or for stored rows only.
     """
     refuse_wrong_values("data:tokenize", locals())
     if isinstance(dataset, RowStream | IterableDataset):
@@ -113,6 +113,19 @@ def tokenize(
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
     check_inputs(dataset, tokenizer, {"text_column": text_column})
+    return _stored_blocks(dataset, tokenizer, block_size, text_column, document_boundaries, num_proc, cache_dir)
+
+
+def _stored_blocks(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int,
+    text_column: str,
+    document_boundaries: bool,
+    num_proc: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Dataset:
+    """Returns the blocks from the cache, after they were made if they are not there."""
     # The older format number is kept for rows without boundaries, whose content has not changed since.
     key = content_key(
         format=_FORMAT if document_boundaries else _FORMAT_WITHOUT_BOUNDARIES,

@@ -117,6 +117,7 @@ class RankBatches:
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         self.streams: StreamBatches | None = None
+        _refuse_split(dataset)
         if num_streams:
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
@@ -135,7 +136,6 @@ class RankBatches:
             self.streams.log_reads()
             self.loader: DataLoader[Any] = self.streams.loader
         elif is_iterable(dataset):
-            _refuse_split(dataset)
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
