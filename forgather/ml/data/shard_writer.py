@@ -25,6 +25,7 @@ from datasets import Dataset
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError, DataFileError
 from forgather.ml.data.packing import check_inputs, encode_texts
 from forgather.ml.data.prepared_manifest import FILE, Manifest, Shard, draft_of, file_digest, read_manifest
@@ -86,6 +87,7 @@ def prepare_tokens(
         DataFileError: FG786 if the disk has no room for the tokens; FG787 if the folder holds other data, or another
             process prepares it; FG589 if a process ended before its shard was written.
     """
+    refuse_wrong_values("data:prepare_tokens", locals())
     check_inputs(dataset, tokenizer, {"text_column": text_column})
     if not len(dataset):
         raise DataError("there are no rows to prepare", code="FG832", hint="a data set needs at least one row")
