@@ -136,6 +136,7 @@ oracles: $(STAMP)
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
+	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/float8_runs.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError, nearest
 from forgather.ml.adapter_base import is_peft_model
-from forgather.ml.distributed.collectives import is_multi_process, is_simulated
 from forgather.ml.log import get_logger
+from forgather.ml.planned_model import is_planned
 
 _log = get_logger(__name__)
 
@@ -45,7 +45,7 @@ def use_liger_kernels(model: nn.Module, *, settings: Mapping[str, Any]) -> None:
             setting; FG791 if the logits are others with the kernels.
     """
     if not torch.cuda.is_available():
-        if _is_planned(model):
+        if is_planned(model):
             _log.warning("Liger's kernels need a GPU: this plan is that of the model without them")
             return
         raise _refusal("use_liger_kernel is true, and Liger's kernels need a GPU with Triton", "remove it")
@@ -124,12 +124,6 @@ def compare_logits(before: Tensor | None, after: Tensor | None) -> None:
             code="FG791",
             hint="switch kernels off one by one with liger_kernel_config, such as {rope: false}, to find the wrong one",
         ).about("args.use_liger_kernel")
-
-
-def _is_planned(model: nn.Module) -> bool:
-    """Returns whether a plan or a dry run builds the model, in which nothing is computed."""
-    fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-    return fake or (is_multi_process() and is_simulated())
 
 
 def _refusal(message: str, hint: str) -> TrainingError:

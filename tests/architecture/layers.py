@@ -194,7 +194,7 @@ processes:
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
     alert_command system_stats
-    distributed.peer
+    distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
     data.shards
@@ -239,7 +239,7 @@ checkpoints:
     checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
-    adapters gguf_export liger
+    adapters gguf_export float8 liger
     trained_adapter
 report:
     report.html_text report.pictures report.run_data

@@ -94,6 +94,10 @@ class TrainingArguments:
         label_smoothing_factor: the label smoothing of the token loss of causal language models.
         bf16: whether forward passes run under bfloat16 autocast (with FSDP2, weights are gathered in bfloat16 instead).
             The loss is computed in float32.
+        fp8: the recipe of torchao by which linear layers in the blocks compute in float8: "tensorwise" (one scale for a
+            tensor), "rowwise" or "rowwise_with_gw_hp". None computes in the precision of `bf16` or float32.
+        fp8_exclude: parts of the names of layers that do not compute in float8.
+        fp8_emulate: whether float8 is emulated, on hardware without it.
         tf32: whether float32 matrix products may use TensorFloat-32 on CUDA; None leaves torch's setting unchanged.
         use_liger_kernel: whether the model gets the kernels of the library Liger, which need a GPU.
         liger_kernel_config: which of them, by the keywords of Liger's function for the model, such as {"rope": False}.
@@ -240,6 +244,9 @@ class TrainingArguments:
     max_bad_steps: int = 10
     label_smoothing_factor: float = 0.0
     bf16: bool = False
+    fp8: str | None = None
+    fp8_exclude: Sequence[str] = ()
+    fp8_emulate: bool = False
     tf32: bool | None = None
     use_liger_kernel: bool = False
     liger_kernel_config: Mapping[str, Any] | None = None
