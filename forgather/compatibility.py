@@ -169,6 +169,7 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "compile": apply_if_known(lambda *asked: "yes" if any(asked) else "no", *map(given, compiles)),
         "offload": apply_if_known(_offload, given("fsdp_config")),
         "reentrant": apply_if_known(_reentrant, given("gradient_checkpointing_kwargs")),
+        "logits": apply_if_known(_logits, given("linear_cross_entropy")),
     }
 
 
@@ -209,6 +210,11 @@ def _offload(config: Mapping[str, Any] | None) -> str:
 
 def _reentrant(kwargs: Mapping[str, Any] | None) -> str:
     return "yes" if kwargs and kwargs.get("use_reentrant") else "no"
+
+
+def _logits(kernel: str | bool | None) -> str:
+    # "auto" depends on the model, and is exact wherever it applies.
+    return "held" if kernel in (None, False, "auto") else "chunked"
 
 
 def _strategy(deepspeed: Any, shared: str, tensor: int | None) -> str | None:

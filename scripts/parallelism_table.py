@@ -16,6 +16,7 @@ _WORDS = {"setting": "equal", "near": "equal but for rounding"}
 _OF_A_STRATEGY = (
     ("accumulation", "several"), ("accumulation", "scheduled"), ("precision", "bfloat16"), ("precision", "float16"),
     ("compile", "yes"), ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"),
+    ("logits", "chunked"),
     ("reentrant", "yes"), ("optimizer", "adafactor"), ("optimizer", "matrix"), ("adapter", "lora"),
     ("adapter", "dora"),
 )  # fmt: skip

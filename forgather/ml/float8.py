@@ -1,9 +1,9 @@
 """Computes the linear layers of a model in float8, with torchao.
 
 The layers inside the repeated blocks become torchao's `Float8Linear`: their products are computed in float8, with
-scales found from the values of each call, and their weights stay as they are. The output head, the embeddings and everything
-outside the blocks keep the precision of the run. Names and shapes of weights do not change, so checkpoints fit a run in
-another precision.
+scales found from the values of each call, and their weights stay as they are. The output head, the embeddings and
+everything outside the blocks keep the precision of the run. Names and shapes of weights do not change, so checkpoints
+fit a run in another precision.
 
 The scales of a call depend on its rows, so the losses of several ranks equal those of one process up to the rounding of
 float8, not beyond.

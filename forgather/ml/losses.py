@@ -36,6 +36,8 @@ from torch.nn import functional as F
 
 from forgather.errors import TrainingError
 from forgather.ml.label_kind import LabelKind, kind_of_labels
+from forgather.ml.loss_kernels import SETTING
+from forgather.ml.loss_path import LOGITS, LossPath, PathSettings
 from forgather.ml.loss_reduction import (
     DivisorCheck,
     PairCheck,
@@ -47,6 +49,7 @@ from forgather.ml.loss_reduction import (
     takes_labels,
     unknown_reduction,
 )
+from forgather.ml.loss_terms import LossTerms, z_loss_of
 from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import PaddingBatch
@@ -120,7 +123,14 @@ Loss = Callable[..., Any] | RuleMaker
 """What a trainer takes as `loss_fn`: a function of (logits, labels), or an object that makes its rule."""
 
 
-def loss_rule(model: nn.Module, loss_fn: Loss | None = None, *, label_smoothing: float = 0.0) -> LossRule:
+def loss_rule(
+    model: nn.Module,
+    loss_fn: Loss | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    path: PathSettings = LOGITS,
+) -> LossRule:
     """Returns the loss rule of a model, which determines how labels are shifted and which label value is ignored.
 
     Args:
@@ -128,21 +138,35 @@ def loss_rule(model: nn.Module, loss_fn: Loss | None = None, *, label_smoothing:
         loss_fn: the user's loss, which is called with (logits, labels). None for the token loss of causal language
             models, or the loss that another model returns. An object with a method `loss_rule` makes the rule itself.
         label_smoothing: the label smoothing in the token loss of causal language models.
+        z_loss: the coefficient of the z-loss in the token loss of causal language models.
+        path: whether the token loss of causal language models is computed without logits.
 
     Raises:
-        TrainingError: FG806 if the loss cannot be converted to a sum, FG807 if label smoothing is given and the token
-            loss is not used.
+        TrainingError: FG716 if a loss without logits is required and the token loss is not used; FG717 or FG718 if its
+            kernel cannot be used; FG806 if the loss cannot be converted to a sum; FG807 if label smoothing or a z-loss
+            is given and the token loss is not used.
     """
     causal = is_causal_lm(model)
-    if label_smoothing and (loss_fn is not None or not causal):
-        raise smoothing_without_token_loss(label_smoothing)
+    if loss_fn is not None or not causal:
+        if label_smoothing:
+            raise smoothing_without_token_loss(label_smoothing)
+        if z_loss:
+            raise _without_token_loss("z_loss_coefficient", z_loss, "FG807", "remove z_loss_coefficient")
+        if path.kernel not in ("auto", False):
+            raise _without_token_loss(SETTING, path.kernel, "FG716", f"remove {SETTING}")
     if loss_fn is not None and hasattr(loss_fn, "loss_rule"):
         return loss_fn.loss_rule(model)
     if loss_fn is not None:
         return UserLoss(model, loss_fn)
     if causal:
-        return CausalTokenLoss(model, label_smoothing=label_smoothing)
+        return CausalTokenLoss(model, label_smoothing=label_smoothing, z_loss=z_loss, path=path)
     return ModelLoss(model)
+
+
+def _without_token_loss(setting: str, value: Any, code: str, hint: str) -> TrainingError:
+    return TrainingError(
+        f"{setting} is {value}, but the token loss of a causal language model is not used", code=code, hint=hint
+    ).about(f"args.{setting}")
 
 
 def smoothing_without_token_loss(label_smoothing: float) -> TrainingError:
@@ -320,6 +344,8 @@ class BaseLossRule(ABC):
     """True if the mean loss is a next-token cross entropy in nats, whose exponential is a perplexity."""
     label_kind: LabelKind | None = None
     """What the labels must be; None if the loss may take any."""
+    path: LossPath | None = None
+    """Whether the loss is computed without logits; None for rules that always compute them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model_name = class_name(model)
@@ -414,11 +440,17 @@ class BaseLossRule(ABC):
 
 
 class CausalTokenLoss(BaseLossRule):
-    """The token cross entropy of a causal language model, computed from its logits.
+    """The token cross entropy of a causal language model, computed from its logits or without them.
 
     Args:
         model: a causal language model of transformers.
         label_smoothing: the label smoothing, as in `torch.nn.functional.cross_entropy`.
+        z_loss: the coefficient of the squared logarithm of the softmax's denominator, which is added to the loss of
+            each target in training.
+        path: whether the loss is computed without logits.
+
+    Raises:
+        TrainingError: FG717 or FG718 if the kernel of a loss without logits cannot be used.
 
     Source:
         `transformers.loss.loss_utils.ForCausalLMLoss` with `num_items_in_batch`, and the auxiliary loss of MoE models.
@@ -427,9 +459,13 @@ class CausalTokenLoss(BaseLossRule):
     shifts = True
     label_kind = LabelKind.NEXT_TOKEN
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, model: nn.Module, *, label_smoothing: float = 0.0, z_loss: float = 0.0, path: PathSettings = LOGITS
+    ) -> None:
         super().__init__(model)
         self.label_smoothing = label_smoothing
+        self._terms = LossTerms(IGNORE_INDEX, label_smoothing, z_loss)
+        self.path = LossPath(model, path, self._terms)
         self.is_token_entropy = not label_smoothing
 
     def _needed_targets(self, batch: Any) -> Tensor:
@@ -443,15 +479,26 @@ class CausalTokenLoss(BaseLossRule):
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets_BT = self._needed_targets(batch)
-        output = self._inputs.call(model, batch)
+        total, output = None, None
+        if self.path is not None and self.path.takes(targets_BT):
+            total, output = self.path.total(lambda: self._inputs.call(model, batch), targets_BT)
+        if total is None:
+            output = self._inputs.call(model, batch) if output is None else output
+            total = self._total_of_logits(at_least_float32(flat_logits(logits_of(output))), targets_BT.reshape(-1))
+        return self._with_auxiliary(total, output, lambda: count_valid(targets_BT, batch))
+
+    def _total_of_logits(self, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
         total = F.cross_entropy(
-            at_least_float32(flat_logits(logits_of(output))),
-            targets_BT.reshape(-1),
+            logits_NV,
+            targets_N,
             ignore_index=IGNORE_INDEX,
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
-        return self._with_auxiliary(total, output, lambda: count_valid(targets_BT, batch))
+        # Not in evaluation, whose loss must stay a token cross entropy.
+        if self._terms.z_loss and torch.is_grad_enabled():
+            total = total + z_loss_of(logits_NV, targets_N, self._terms)
+        return total
 
 
 class ModelLoss(BaseLossRule):

@@ -221,7 +221,10 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
-    classifiers model_inputs reward_function rewards
+    classifiers loss_terms model_inputs reward_function rewards vocabulary_slice
+    deferred_head linear_loss
+    loss_kernels
+    loss_path
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule

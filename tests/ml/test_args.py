@@ -73,6 +73,12 @@ def test_every_default_is_that_of_transformers():
         "spike_threshold",
         "spike_window",
         "max_bad_steps",
+        "fp8",
+        "fp8_exclude",
+        "fp8_emulate",
+        "z_loss_coefficient",
+        "linear_cross_entropy",
+        "linear_cross_entropy_chunk_size",
     }
     assert own == set(OURS) - set(TRANSFORMERS_DEFAULTS)
 

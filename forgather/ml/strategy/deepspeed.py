@@ -41,6 +41,7 @@ from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import InitialWeights, has_shapes_only, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device, topology_of
 from forgather.ml.strategy.state import local_state, names_of, on_host
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, Update, Window
 from forgather.redaction import hidden
 
@@ -289,6 +290,10 @@ class DeepSpeedZero:
         Shapes:
             Returns a scalar tensor.
         """
+        path = getattr(self.rule, "path", None)
+        if path is not None and path.is_undecided:
+            with restored_train_modes(self.model):
+                path.examine(self.model, window.batches[0], self.predict)
         if not self.model.training:
             self._engine.train()
         total = torch.zeros((), device=self.topology.device)

@@ -32,6 +32,7 @@ from forgather.ml.strategy.state import (
     restore_optimizer,
     restore_weights,
 )
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, PaddingBatch, Topology, Update, Window
 
 
@@ -104,6 +105,7 @@ class ModelStrategy:
         Shapes:
             Returns a scalar tensor.
         """
+        self._settle_loss_path(window)
         # Not in every step: `train()` visits each module.
         if not self.local.training:
             self.engine.train()
@@ -115,6 +117,14 @@ class ModelStrategy:
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
         return total
+
+    def _settle_loss_path(self, window: Window) -> None:
+        """Decides before the first step whether the loss is computed without logits."""
+        path = getattr(self.rule, "path", None)
+        if path is not None and path.is_undecided:
+            # Compiled code would be compiled again for the few tokens of this call.
+            with torch.compiler.set_stance("force_eager"), restored_train_modes(self.local):
+                path.examine(self.local, window.batches[0], self.predict)
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         """Adds the gradients of a micro-batch, and returns its loss, or None on a rank that computes no loss."""

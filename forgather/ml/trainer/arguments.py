@@ -92,6 +92,13 @@ class TrainingArguments:
             the number of recent steps to which `max_bad_steps` applies.
         max_bad_steps: the number of skipped steps that are allowed within `spike_window`; one more ends the run.
         label_smoothing_factor: the label smoothing of the token loss of causal language models.
+        z_loss_coefficient: the coefficient of the squared logarithm of the softmax's denominator, which is added to
+            the token loss of causal language models in training.
+        linear_cross_entropy: whether the token loss of causal language models is computed from hidden states and the
+            head, a chunk of tokens at a time, instead of from all logits. "auto" does so for vocabularies from 8,192
+            tokens on and batches of more than one chunk, if the first batch shows that the result is the same; true
+            requires it, and "torch" and "liger" require it with the kernel of that library; false computes logits.
+        linear_cross_entropy_chunk_size: the number of tokens in a chunk; by default 256 MiB of float32 logits.
         bf16: whether forward passes run under bfloat16 autocast (with FSDP2, weights are gathered in bfloat16 instead).
             The loss is computed in float32.
         fp8: the recipe of torchao by which linear layers in the blocks compute in float8: "tensorwise" (one scale for a
@@ -243,6 +250,9 @@ class TrainingArguments:
     spike_window: int = 128
     max_bad_steps: int = 10
     label_smoothing_factor: float = 0.0
+    z_loss_coefficient: float = 0.0
+    linear_cross_entropy: str | bool = "auto"
+    linear_cross_entropy_chunk_size: int | None = None
     bf16: bool = False
     fp8: str | None = None
     fp8_exclude: Sequence[str] = ()

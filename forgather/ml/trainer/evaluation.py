@@ -10,6 +10,7 @@ metrics.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -157,10 +158,12 @@ def _evaluate_one(
 ) -> dict[str, float] | None:
     sums = _Sums(strategy)
     metrics = _SetMetrics(functions, strategy, own.num_rows) if functions.compute is not None else None
+    path = getattr(strategy.rule, "path", None) if metrics is None else None
     for ready, is_last in with_last(_in_step(own, strategy)):
         if wants_end is not None and wants_end():
             return None
-        found = strategy.evaluate(ready.batch)
+        with contextlib.nullcontext() if path is None else path.dropping_logits():
+            found = strategy.evaluate(ready.batch)
         sums.add(found.loss, found.num_valid, ready.num_rows)
         if metrics is not None:
             metrics.add(ready, found, is_last=is_last)

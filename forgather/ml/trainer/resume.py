@@ -44,6 +44,7 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.checkpoint.transformers_folder import TransformersFolder
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
+from forgather.ml.loss_path import LossPath
 from forgather.ml.number_format import plural
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -417,6 +418,10 @@ def _restore_parts(
         rng = rank_rng(parts[RNG], strategy.topology) if RNG in parts else None
         if rng is not None:
             check_rng(rng)
+    path: LossPath | None = getattr(strategy.rule, "path", None)
+    if path is not None:
+        with restoring("loss", folder):
+            path.load_state_dict(parts.get("loss"))
     with restoring("owed", folder):
         pending = checked_strings(parts.get("owed", []))
     # Checkpoints of earlier releases hold neither guard nor skips.

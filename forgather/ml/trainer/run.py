@@ -495,6 +495,7 @@ class Run:
 
     def _training_state(self) -> dict[str, Any]:
         """Returns the state that a checkpoint stores in addition to weights and optimizer state, by part."""
+        path = getattr(self.strategy.rule, "path", None)
         return {
             "guard": self.guard.state_dict(),
             "skips": self.skips.state(),
@@ -506,6 +507,7 @@ class Run:
             "owed": pending_actions(self.session.control),
             "control": self.requests.state_dict(),
             "meanings": self._meanings,
+            **({} if path is None else {"loss": path.state_dict()}),
             **({} if self._average is None else {"average": self._average.state_dict()}),
         }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forgather.errors import Diagnostic, TrainingError
+from forgather.ml.loss_path import LOGITS, PathSettings
 from forgather.ml.losses import (
     Loss,
     LossRule,
@@ -279,10 +280,28 @@ class WithOwnLoss:
         Raises:
             TrainingError: FG806 or FG807 if the loss cannot be used, see `loss_rule`.
         """
-        rule = self._rule = loss_rule(model, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor)
-        if type(self).compute_loss is WithOwnLoss.compute_loss:
+        has_own_loss = type(self).compute_loss is not WithOwnLoss.compute_loss
+        rule = self._rule = loss_rule(
+            model,
+            loss_fn=loss_fn,
+            label_smoothing=self.args.label_smoothing_factor,
+            z_loss=self.args.z_loss_coefficient,
+            path=self._path_settings(has_own_loss=has_own_loss),
+        )
+        if not has_own_loss:
             return rule
         return OwnLoss(self.compute_loss, model, rule, said=lambda: self.loss_is_scaled_for_ga)
+
+    def _path_settings(self, *, has_own_loss: bool) -> PathSettings:
+        kernel = self.args.linear_cross_entropy
+        if has_own_loss and kernel not in ("auto", False):
+            raise TrainingError(
+                f"linear_cross_entropy is {kernel!r}, and {type(self).__name__} computes the loss in a method of its "
+                "own, which may read logits",
+                code="FG716",
+                hint="remove linear_cross_entropy",
+            ).about("args.linear_cross_entropy")
+        return LOGITS if has_own_loss else PathSettings(kernel, self.args.linear_cross_entropy_chunk_size)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | float | None = None

@@ -38,6 +38,8 @@ PRECISIONS = {
     "fp32 adamw": {"dtype": torch.float32, **_ADAMW},
 }
 
+# Eleven tokens a chunk do not divide the tokens of any micro-batch.
+_CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 11}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 OPTIONS = {
     "": {},
@@ -50,6 +52,12 @@ OPTIONS = {
         "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         "as": "",
     },
+    "chunked loss": {"settings": _CHUNKED, "as": ""},
+    "chunked loss, recomputed": {"settings": {**_CHUNKED, "gradient_checkpointing": True}, "as": ""},
+    "chunked loss, compiled": {"settings": {**_CHUNKED, **_COMPILED, "torch_compile_regions": True}, "as": ""},
+    "fp16, chunked loss": {"settings": {**_CHUNKED, "fp16": True}, "as": ""},
+    "bf16, chunked loss": {"settings": {**_CHUNKED, "bf16": True}, "as": "bf16"},
+    "chunked loss, LoRA": {"settings": _CHUNKED, "adapter": {"r": 4, "lora_alpha": 8}, "as": "LoRA"},
     "flattened": {"collator": DataCollatorWithFlattening, "packing": {"document_boundaries": False}},
     "frozen stage": {"frozen": True},
     "frozen stage, recomputed": {"frozen": True, "settings": {"gradient_checkpointing": True}, "as": "frozen stage"},

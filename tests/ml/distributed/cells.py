@@ -98,6 +98,8 @@ _QUICK_OPTIONS = {
     ("fewer from epoch 1", "FSDP2"),
     ("global batch", "DDP"),
     ("more from step 2", "1F1B"),
+    ("chunked loss", "FSDP2"),
+    ("chunked loss", "1F1B"),
 }
 
 
@@ -149,6 +151,12 @@ def _with_options():
         "fewer from epoch 1": [*copies, *zeros, *pipelines.values()],
         "more from step 2": [*copies, *zeros, *pipelines.values(), sharded_stages[1]],
         "global batch": [*copies, *zeros, pipelines["Schedule1F1B"], sharded_stages[1]],
+        "chunked loss": [*copies, *zeros, *pipelines.values(), *sharded_stages],
+        "chunked loss, recomputed": [*copies, zeros[2], pipelines["Schedule1F1B"]],
+        "chunked loss, compiled": [ddp, fsdp2, pipelines["Schedule1F1B"]],
+        "chunked loss, LoRA": [ddp, fsdp2, *zeros, *pipelines.values()],
+        "bf16, chunked loss": [*copies, autocast, *pipelines.values(), *sharded_stages],
+        "fp16, chunked loss": [ddp, fsdp2, hybrid, both],
         "flattened": [*copies, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
@@ -177,6 +185,11 @@ def _with_options():
             is_quick = option == "bf16, frozen stage, recomputed"
             is_quick |= (option, kind["strategy"]) in _QUICK_OPTIONS
             yield Cell(**kind, accumulation=3, precision=precision, option=option, quick=is_quick)
+    # The gradient of a tied head is the sum of two, on two ranks or on one.
+    tied = [(ddp, "gpt2"), (fsdp2, "gpt2"), (tensor, "tied llama"), (zeros[2], "gpt2")]
+    for kind, model in [*tied, *((kind, "gpt2") for kind in pipelines.values())]:
+        precision = "fp32 sgd" if kind is zeros[2] else "fp64"
+        yield Cell(**kind, model=model, accumulation=3, precision=precision, option="chunked loss")
     for schedule in SCHEDULES:
         sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)
         sliced["settings"]["pipeline_parallel_size"] = 2

@@ -69,6 +69,7 @@ def pipeline(name, schedule, **args):
 
 
 SHARDED = {"fsdp": "full_shard"}
+CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 32}
 QUICK = [
     Cell("single"),
     Cell(
@@ -111,6 +112,11 @@ FULL = [
     pipeline("interleaved zero bubble", "ScheduleInterleavedZeroBubble", stages_per_rank=2),
     pipeline("ZBV", "ScheduleZBVZeroBubble", stages_per_rank=2),
     pipeline("DualPipeV", "ScheduleDualPipeV", stages_per_rank=2),
+    Cell("single, chunked loss", args=CHUNKED),
+    Cell("single, bf16, chunked loss", args={**CHUNKED, "bf16": True}),
+    Cell("FSDP2, chunked loss", 2, "AccelTrainer", {**SHARDED, **CHUNKED}, above=0.05),
+    Cell("tensor, chunked loss", 2, "AccelTrainer", {**CHUNKED, "tensor_parallel_size": 2}, above=0.1, below=0.03),
+    pipeline("1F1B, chunked loss", "Schedule1F1B", **CHUNKED),
     pipeline("1F1B x DDP", "Schedule1F1B", world_size=4, data_parallel_size=2),
     pipeline("1F1B, accumulated", "Schedule1F1B", gradient_accumulation_steps=2),
 ]

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from forgather.errors import TrainingError
-from forgather.ml.model_inputs import NoCache
+from forgather.ml.loss_path import LossPath
+from forgather.ml.model_inputs import SHIFTED, NoCache
 from forgather.ml.strategy.pipeline.blocks import BlockList, Entry
 from forgather.ml.strategy.pipeline.split import SplitPlan
 from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
@@ -264,6 +265,8 @@ class _StageForward:
     _no_cache: NoCache
     _input_name: str
     _leak_checked: bool
+    loss_path: LossPath | None
+    """How the last stage computes the loss if the inputs have targets; None in any other stage."""
 
     def forward(self, states: Tensor, **keywords: Any) -> Tensor:
         """Returns hidden states, or logits in the last stage.
@@ -275,8 +278,15 @@ class _StageForward:
 
         Shapes:
             states: (B, T) in the first stage, (B, T, D) in any other stage. Returns (B, T, D), or (B, T, V) in the last
-                stage.
+                stage; (1,) in the last stage if the inputs have targets.
         """
+        # The targets come with the inputs of every stage if the last one computes the loss in place of logits.
+        targets = keywords.pop(SHIFTED, None)
+        if targets is not None and self.loss_path is not None:
+            total, _ = self.loss_path.total(lambda: self._compute(states, keywords, unused=math.nan), targets)
+            assert total is not None, "the last stage calls the head"  # noqa: S101
+            # A view would be one that autograd forbids to change, of which `fully_shard` warns.
+            return torch.stack([total])
         result = self._compute(states, keywords, unused=math.nan)
         if not self._leak_checked:
             self._refuse_leak(states, keywords, result)
@@ -442,6 +452,7 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage._no_cache = NoCache(stage)  # type: ignore[assignment]
     stage._input_name = input_name  # type: ignore[assignment]
     stage._leak_checked = False  # type: ignore[assignment]
+    stage.loss_path = None  # type: ignore[assignment]
 
 
 def blocks_of_stage(stage: nn.Module) -> dict[str, nn.Module]:

@@ -27,8 +27,10 @@ from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
+from forgather.ml.loss_path import LossPath
 from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
 from forgather.ml.model_class import class_name
+from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
@@ -60,7 +62,7 @@ from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 from forgather.ml.train_mode import restored_train_modes
-from forgather.ml.types import Evaluated
+from forgather.ml.types import Evaluated, PaddingBatch, Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
@@ -258,16 +260,45 @@ class Pipeline(ModelStrategy):
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
+    def _settle_loss_path(self, window: Window) -> None:
+        path: LossPath | None = getattr(self.rule, "path", None)
+        if path is None or not path.is_undecided:
+            return
+        super()._settle_loss_path(window)
+        if self.topology.has_loss:
+            last = self._local.stages[str(self.placement.num_stages - 1)]
+            path.runs_backward_twice = facts_of(self.schedule).splits_backward
+            last.loss_path = path  # type: ignore[assignment]
+
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         inputs = step_inputs(batch)
         size = self._rows_of_a_part(inputs.rows)
+        targets = self._targets_without_logits(batch, size)
+        if targets is not None:
+            inputs.every[SHIFTED] = targets
 
         def loss(output: Any, index: int) -> Tensor:
             part = part_of(batch, index, size)
+            if targets is not None:
+                total: Tensor = output.sum()
+                return (total * 0.0 if isinstance(part, PaddingBatch) else total) / denom
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
         with self.precision.autocast(), self._rng.isolated():
             return self._runner.run(inputs, loss)
+
+    def _targets_without_logits(self, batch: Any, rows_of_a_part: int) -> Tensor | None:
+        """Returns the targets of a batch if the last stage, on this rank, computes the loss without logits.
+
+        Shapes:
+            Returns (B, T).
+        """
+        path: LossPath | None = getattr(self.rule, "path", None)
+        batch = batch.batch if isinstance(batch, PaddingBatch) else batch
+        targets = batch.get(SHIFTED) if path is not None and isinstance(batch, Mapping) else None
+        if path is None or not isinstance(targets, Tensor) or not path.takes(targets[:rows_of_a_part]):
+            return None
+        return targets
 
     def _rows_of_a_part(self, rows: int) -> int:
         size, rest = divmod(rows, self.parts)
