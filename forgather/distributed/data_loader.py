@@ -19,6 +19,7 @@ from forgather.errors import TrainingError
 
 # More processes than any machine has room for; a seed that all generators take.
 _WORKERS: Rule = {"type": "whole", "minimum": 0, "maximum": 10_000}
+_SHUFFLE_ORDER: Rule = {"type": "word", "choices": ["auto", "listed", "computed"]}
 _SEED: Rule = {"type": "whole", "minimum": 0, "maximum": 2**32 - 1}
 
 
@@ -52,6 +53,7 @@ class DistributedDataLoader:
         drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         shuffle: whether the rows are in another order in each epoch.
         seed: the seed of the order of the rows.
+        shuffle_order: how the order is found: "listed", "computed", or "auto" for computed above 1,048,576 rows.
         collate_fn: the collator; None for the default one of the trainers, which stacks.
     """
 
@@ -65,21 +67,24 @@ class DistributedDataLoader:
         *,
         shuffle: bool = True,
         seed: int = 42,
+        shuffle_order: str = "auto",
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         rules = {"batch_size": COUNT, "num_workers": _WORKERS, "pin_memory": FLAG, "drop_last": FLAG, "shuffle": FLAG}
-        refuse_wrong(locals(), {**rules, "seed": _SEED, "collate_fn": FUNCTION})
+        refuse_wrong(locals(), {**rules, "seed": _SEED, "shuffle_order": _SHUFFLE_ORDER, "collate_fn": FUNCTION})
         self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn
         self._loading = {"num_workers": num_workers, "pin_memory": pin_memory}
-        self._order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+        self._order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "shuffle_order": shuffle_order}
         self._rank_loader: Any = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The training arguments that say the same as this loader."""
+        chosen = self._order["shuffle_order"]
         return {
+            **({"shuffle_order": chosen} if chosen != "auto" else {}),
             "per_device_train_batch_size": self.batch_size,
             "dataloader_num_workers": self._loading["num_workers"],
             "dataloader_pin_memory": self._loading["pin_memory"],

@@ -24,8 +24,8 @@ from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.data_changes import batch_digest
 from forgather.ml.trainer.data_fingerprint import Fingerprint
-from forgather.ml.trainer.data_loader import batch_digest
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.types import Topology, Window
 

@@ -14,6 +14,7 @@ from forgather.errors import TrainingError
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.trainer.batch_sampler import RankBatchSampler, RankShare
 from forgather.ml.trainer.collation import default_collate
+from forgather.ml.trainer.row_order import AUTO, order_rule
 
 
 class EpochBatchSampler(RankBatchSampler):
@@ -36,6 +37,7 @@ class RankLoader:
         batch_size: the number of rows of a batch of one process.
         shuffle: whether the rows are in another order in each epoch.
         seed: the seed of the order.
+        shuffle_order: the training argument of that name: "auto", "listed" or "computed".
         drop_last: whether to omit the last rows of an epoch if they do not fill a batch of all processes.
         collate_fn: the collator; None for the default one of the trainers.
         loading: further arguments of torch's `DataLoader`.
@@ -53,6 +55,7 @@ class RankLoader:
         seed: int,
         drop_last: bool,
         collate_fn: Callable[[list[Any]], Any] | None,
+        shuffle_order: str = AUTO,
         **loading: Any,
     ) -> None:
         if not hasattr(dataset, "__len__"):
@@ -65,6 +68,7 @@ class RankLoader:
         share = RankShare(batch_size, facts.rank, facts.world_size)
         order = seed if shuffle else None
         self.sampler = EpochBatchSampler(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=False)
+        self.sampler.order_rule = order_rule(shuffle_order, len(dataset))
         collate = default_collate(None) if collate_fn is None else collate_fn
         self._loader = DataLoader(dataset, batch_sampler=self.sampler, collate_fn=collate, **loading)
 

@@ -171,7 +171,7 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.character_plot cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.data_preparation cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -197,12 +197,18 @@ processes:
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.row_stream
-    data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
+    data.shards
+    data.line_parts
+    data.block_packer data.dataset_shards data.parquet_shards data.virtual_streams
+    data.json_rows data.row_stream
+    data.text_streams
+    data.chat_rows data.chat_template data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
-    data.example_packing
+    data.example_packing data.prepared_manifest
+    data.prepared_rows
+    data.shard_writer
     data.chat_tokens data.collated_rows data.examples data.images data.labelled data.preference_rows data.rollout_rows data.seq2seq
     data.tagged
     data.preference_chats
@@ -271,12 +277,15 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
+    trainer.row_fit
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
-    trainer.length_groups
-    trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
-    trainer.synchronization
+    trainer.device_copies trainer.length_groups trainer.row_order
+    trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
+    trainer.loader_options trainer.synchronization
+    trainer.data_changes trainer.rank_streams
+    trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard

@@ -27,7 +27,12 @@ def refused(code, **given):
 
 
 def test_every_default_is_that_of_transformers():
-    on_purpose = {"output_dir": "trainer_output", "gradient_checkpointing": False, "include_for_metrics": None}
+    on_purpose = {
+        "output_dir": "trainer_output",
+        "gradient_checkpointing": False,
+        "include_for_metrics": None,
+        "dataloader_num_workers": None,
+    }
     expected = {name: TRANSFORMERS_DEFAULTS[name] for name in OURS if name in TRANSFORMERS_DEFAULTS} | on_purpose
     plain = {name: getattr(value, "value", value) for name, value in expected.items()}
     assert plain == {name: value for name, value in OURS.items() if name in expected}
@@ -40,7 +45,11 @@ def test_every_default_is_that_of_transformers():
         "allow_missing",
         "allow_changed",
         "control",
+        "bad_rows",
         "data_retries",
+        "shuffle_order",
+        "dataloader_device_prefetch",
+        "data_streams",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",

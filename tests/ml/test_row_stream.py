@@ -30,6 +30,7 @@ from forgather.ml.data import (
     split,
     tokenize_chats,
     tokenize_preferences,
+    train_bpe,
 )
 from forgather.ml.data.example_packing import holds_packed_examples
 from forgather.ml.data.row_stream import RowStream
@@ -200,6 +201,7 @@ FUNCTIONS = {
     "as_chats": as_chats,
     "pack_examples": partial(pack_examples, max_length=9),
     "row_texts": row_texts,
+    "train_bpe": train_bpe,
     "chat_prompts": partial(chat_prompts, tokenizer=None),
     "pair_prompts": partial(pair_prompts, tokenizer=None),
     "rollout_prompts": rollout_prompts,

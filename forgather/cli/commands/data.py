@@ -1,4 +1,4 @@
-"""`fgcli data show`: shows rows of a data set as the model gets them. Runs the code that the data of a config name."""
+"""`fgcli data`: shows rows as the model gets them, or prepares tokens. Runs the code that the data of a config name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from forgather.cli.data_output import DataScreen
+from forgather.cli.data_preparation import ACTIONS, count, refuse_options_of_others
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_var, construction_variables, path_and_value
 from forgather.cli.output import columns, print_findings, write_json, write_lines, write_text
@@ -23,9 +24,11 @@ from forgather.project.project import Project
 CONFIG_OPTIONS = True
 EXECUTES = True
 OPTIONS_UNTOLD = True
-DESCRIPTION = """Show rows of a data set as the model gets them, after the collator: which tokens are trained, masked or
-padding, where documents start, how long rows are, which are duplicates. This builds the data set, the
-collator and the tokenizer of a config, and no model."""
+DESCRIPTION = """'show' prints rows of a data set as the model gets them, after the collator: which tokens are trained,
+masked or padding, where documents start, how long rows are, which are duplicates. This builds the data set, the
+collator and the tokenizer of a config, and no model. 'prepare FOLDER' tokenizes the texts of a config in parallel and
+writes them as shards, which 'datasets/prepared.yaml' reads without tokenizing; the same command goes on after a kill.
+'verify FOLDER' compares every byte of the shards with their digests; the exit status is 1 if anything differs."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml data show                       the first five rows of the training set
   fgcli -t tiny.yaml data show --rows 0:1            the first row; rows are numbered from 0
@@ -33,6 +36,9 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml data show --all --html data.html
   fgcli -t tiny.yaml data show --set raw_dataset     a target of the config, before it is tokenized
   fgcli -t tiny.yaml data show --set train_dataset.block_size=64 --json
+  fgcli -t tiny.yaml data prepare tokens/train --num-proc 8
+  fgcli -t tiny.yaml data prepare tokens/eval --set eval
+  fgcli data verify tokens/train
 
 A set is a name, without '='; PATH=VALUE changes a value, as in other commands."""
 _ROWS = "0:5"
@@ -42,7 +48,10 @@ _WIDTH = 80  # of a file or a pipe
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("action", choices=["show"], metavar="show", help="show rows and statistics")
+    parser.add_argument(
+        "action", choices=["show", *ACTIONS], help="show rows, write shards of tokens, or verify shards"
+    )
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="the folder of shards, for prepare and verify")
     parser.add_argument(
         "--set",
         action=_SetOrValue,
@@ -53,7 +62,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--rows",
         type=_range,
-        default=_range(_ROWS),
         metavar="A:B",
         help=f"rows from A to before B, numbered from 0 (default: {_ROWS}, the first five)",
     )
@@ -63,6 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-collator", action="store_true", help="show the rows as the data set gives them")
     parser.add_argument("--html", metavar="FILE", help="write a page that shows the same to FILE")
+    parser.add_argument("--num-proc", type=count, metavar="N", help="processes that prepare (default: one per core)")
+    parser.add_argument("--num-shards", type=count, metavar="N", help="shards to prepare (default: by their size)")
     add_var(parser)
     add_json(parser)
     add_output(parser)
@@ -129,8 +139,11 @@ def _one_row(text: str) -> tuple[int, int]:
 
 
 def run(invocation: Invocation) -> int:
-    """Runs the command: builds the data, shows them, and returns the exit status."""
+    """Runs the command: builds the data, shows or prepares them, and returns the exit status."""
     options = invocation.options
+    refuse_options_of_others(options)
+    if options.action in ACTIONS:
+        return ACTIONS[options.action](invocation)
     project = invocation.open_project()
     project.refuse_errors()
     print_findings(project.diagnostics, project.meta.project_dir)
@@ -189,7 +202,7 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
     if is_collated and collate is None:
         collate = import_module("forgather.ml.trainer.collation").default_collate(tokenizer)
     views = import_module("forgather.ml.data.data_view")
-    start, stop = options.rows
+    start, stop = options.rows or _range(_ROWS)
     asked = views.ViewOptions(
         name=chosen.name,
         start=start,

@@ -32,7 +32,8 @@ from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column, row_place
 from forgather.ml.data.example_packing import pack_examples, pack_stream
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
-from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, refuse_stream
+from forgather.ml.data.row_epoch import is_block
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, refuse_stream, warn_of_first
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.data.turn_tokens import chat_tokens, until_stop
 from forgather.ml.log import get_logger
@@ -318,13 +319,13 @@ def _streamed(
                 if row is not None:
                     yield row
                 elif stats["rows"][reason := _REASONS[codes[0]]] == 1:
-                    logger.warning("%s is left out: it is a conversation %s", source, reason)
+                    warn_of_first(logger, f"{source} is left out: it is a conversation {reason}", kind=reason)
         # A worker process may have only rows that are dropped while the others have usable ones.
-        if get_worker_info() is None:
+        if get_worker_info() is None and not is_block():
             _refuse_nothing(stats)
     finally:
         # A run usually ends within an epoch; then, too, it says what was left out.
-        if stats["rows"]["kept"]:
+        if stats["rows"]["kept"] and not is_block():
             _report(stats)
 
 

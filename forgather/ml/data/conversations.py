@@ -21,7 +21,9 @@ from forgather.errors import Diagnostic, nearest
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, message_texts, read_row, with_system
 from forgather.ml.data.data_errors import DataError, row_place
-from forgather.ml.data.json_rows import is_list, is_utf8, json_rows
+from forgather.ml.data.json_rows import is_list, is_utf8, json_rows, values_of_lines
+from forgather.ml.data.line_parts import Line, ReadLines, with_line_numbers
+from forgather.ml.data.row_epoch import is_block
 from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.train_eval_split import repeated_places
@@ -109,12 +111,12 @@ def warn_same_files(paths: Paths, eval_paths: Paths) -> None:
         logger.warning("%s is read for training and for evaluation", both[0])
 
 
-def stream_files(files: Sequence[str], read: Any, *, buffer_size: int, seed: int) -> RowStream:
+def stream_files(files: Sequence[str], read: ReadLines, *, buffer_size: int, seed: int) -> RowStream:
     """Returns the stream of the rows of JSON files, each of which has one value per line.
 
     Args:
         files: the files.
-        read: a function that yields the rows of files, with their columns.
+        read: a function that yields the rows of lines, with their columns.
         buffer_size: the number of rows among which the next one is drawn at random.
         seed: the seed of the order.
 
@@ -128,7 +130,7 @@ def stream_files(files: Sequence[str], read: Any, *, buffer_size: int, seed: int
             code="FG982",
             hint="write one object per line, or set streaming: false",
         ).about("paths")
-    return RowStream(files, read, buffer_size=buffer_size, seed=seed)
+    return RowStream.of_lines(files, read, buffer_size=buffer_size, seed=seed)
 
 
 def usable(rows: Iterable[tuple[str, ...] | Diagnostic], bad_rows: str) -> Iterator[tuple[str, ...]]:
@@ -150,8 +152,9 @@ def usable(rows: Iterable[tuple[str, ...] | Diagnostic], bad_rows: str) -> Itera
             raise refuse_rows([row])
         num_bad += 1
         if num_bad == 1:
-            logger.warning("the first row that is left out: %s", row.message)
-    if num_bad:
+            # Once for a stream, whose parts are read one after another.
+            logger.warning_once("the first row that is left out: %s", with_line_numbers(row.message))
+    if num_bad and not is_block():
         logger.warning("%s of the epoch left out", plural(num_bad, "row"))
 
 
@@ -235,8 +238,8 @@ def _rows_of(files: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     return ((file, row.place(file), row.value) for file in files for row in json_rows(file))
 
 
-def _streamed(options: Mapping[str, Any], files: Sequence[str]) -> Iterator[dict[str, str]]:
-    rows = _conversations(_rows_of(files), options["form"], options["system"], options["before_input"])
+def _streamed(options: Mapping[str, Any], lines: Iterable[Line]) -> Iterator[dict[str, str]]:
+    rows = _conversations(values_of_lines(lines), options["form"], options["system"], options["before_input"])
     return ({CONVERSATION: text, SOURCE: place} for text, place in usable(rows, options["bad_rows"]))
 
 

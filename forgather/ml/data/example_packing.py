@@ -28,6 +28,7 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import read_rows, rows_writer
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.data.row_epoch import is_block
 from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stream
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -120,7 +121,8 @@ def _packed_rows(max_length: int, rows: Iterator[Row]) -> Iterator[Row]:
         is_first = not counts["num_rows"]
         for name, count in (("examples", len(examples)), ("rows", len(packed)), ("tokens", int(lengths_E.sum()))):
             counts[f"num_{name}"] += count
-        if is_first:
+        # The rows of one block of a stream say little about an epoch.
+        if is_first and not is_block():
             _report(counts)
         for numbers in packed:
             ids_N, labels_N = (np.concatenate([examples[number][part] for number in numbers]) for part in (0, 1))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
 from forgather.ml.data.data_errors import DataFileError, row_place
+from forgather.ml.data.line_parts import Line
 
 _JSON_LINES = "one JSON object per line, or one list of objects, in UTF-8"
 
@@ -56,7 +57,30 @@ def json_rows(file: str) -> Iterator[JsonRow]:
             return
         for number, line in enumerate(stream, 1):
             if line.strip():
-                yield JsonRow(number, True, _value(file, number, line))
+                yield JsonRow(number, True, _value(row_place(number, file, is_line=True), line))
+
+
+def values_of_lines(lines: Iterable[Line]) -> Iterator[tuple[str, str, Any]]:
+    """Yields the file, the place and the value of each line that is not empty, for files that are read by lines.
+
+    Args:
+        lines: the lines of JSON files.
+
+    Raises:
+        DataFileError: FG834 if a line is not UTF-8, is not JSON, or gives a key twice.
+    """
+    for line in lines:
+        if not line.text.strip():
+            continue
+        try:
+            text = line.text.decode()
+        except UnicodeDecodeError as error:
+            raise unreadable(line.place, f"byte {error.start + 1} of the line is not UTF-8 ({error.reason})") from None
+        try:
+            value = _value(line.place, text)
+        except RecursionError:
+            raise unreadable(line.place, "its values are nested too deeply") from None
+        yield line.file, line.place, value
 
 
 def is_list(file: str) -> bool:
@@ -107,7 +131,7 @@ def _located(file: str) -> Iterator[None]:
         raise unreadable(file, "its values are nested too deeply") from None
 
 
-def _value(file: str, number: int, line: str) -> Any:
+def _value(place: str, line: str) -> Any:
     try:
         return json.loads(line, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
@@ -117,9 +141,9 @@ def _value(file: str, number: int, line: str) -> Any:
             if line.endswith("\n")
             else "the file ends inside a row, as if it had been cut off: write it again, or remove the row"
         )
-        raise unreadable(row_place(number, file, is_line=True), f"it is not JSON ({error.msg})", hint) from None
+        raise unreadable(place, f"it is not JSON ({error.msg})", hint) from None
     except ValueError as error:
-        raise unreadable(row_place(number, file, is_line=True), _reason(error)) from None
+        raise unreadable(place, _reason(error)) from None
 
 
 class _RepeatedKey(ValueError):

@@ -24,13 +24,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.argument_values import refuse_wrong_values
+from forgather.ml.data.block_packer import BlockPacker
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, stream_of
+from forgather.ml.data.shards import Packer
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -41,8 +44,8 @@ _ROWS, _STATS = "rows.arrow", "stats.json"
 _FORMAT = 2  # raised when the meaning of a cached folder changes
 _FORMAT_WITHOUT_BOUNDARIES = 1
 _BATCH_ROWS = 256
-_IGNORED = -100
-_ROW = ("input_ids", "labels", "position_ids")
+IGNORED = -100
+ROW_COLUMNS = ("input_ids", "labels", "position_ids")
 
 
 class Packed(NamedTuple):
@@ -63,15 +66,16 @@ class Packed(NamedTuple):
 
 
 def tokenize(
-    dataset: Dataset | DatasetDict,
+    dataset: Dataset | DatasetDict | RowStream | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     block_size: int = 256,
     text_column: str = "text",
     *,
     document_boundaries: bool = True,
+    make_packer: Callable[[], Packer] | None = None,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> Dataset | DatasetDict:
+) -> Dataset | DatasetDict | RowStream:
     """Returns packed blocks: documents joined with the end-of-text token and cut into rows of `block_size` tokens.
 
     `position_ids` restart at each document, so that models can mask attention across documents. The labels equal the
@@ -79,12 +83,14 @@ def tokenize(
     the end that do not fill a block are dropped, and their number is logged.
 
     Args:
-        dataset: the rows of text. The splits of a `DatasetDict` are packed separately.
+        dataset: the rows of text. The splits of a `DatasetDict` are packed separately. Streamed rows, also those of a
+            `datasets.IterableDataset`, give a stream; the last block of each virtual stream is filled with padding.
         tokenizer: a tokenizer with an end-of-text token.
         block_size: the number of tokens per block.
         text_column: the name of the column with the text.
         document_boundaries: False to omit `position_ids` and keep all labels equal to the inputs. A token then attends
             to all earlier tokens of the row, including those of other documents.
+        make_packer: a function that returns a packer of your own (`forgather.ml.data.shards:Packer`) for each stream.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process, in which a fast
             tokenizer uses all cores.
         cache_dir: the root of the cache, or None for the user's cache folder.
@@ -93,14 +99,33 @@ def tokenize(
         Each row has `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
 
     Raises:
-        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block.
+        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block, FG982 if an
+            argument is for streamed or for stored rows only.
     """
     refuse_wrong_values("data:tokenize", locals())
+    if isinstance(dataset, RowStream | IterableDataset):
+        stream = _streamed(dataset, tokenizer, text_column, num_proc=num_proc, cache_dir=cache_dir)
+        blocks = partial(BlockPacker, block_size, tokenizer.eos_token_id, document_boundaries=document_boundaries)
+        return stream.packed(make_packer or blocks, ROW_COLUMNS[: 3 if document_boundaries else 2])
+    _refuse_packer(make_packer)
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
     check_inputs(dataset, tokenizer, {"text_column": text_column})
+    return _stored_blocks(dataset, tokenizer, block_size, text_column, document_boundaries, num_proc, cache_dir)
+
+
+def _stored_blocks(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int,
+    text_column: str,
+    document_boundaries: bool,
+    num_proc: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Dataset:
+    """Returns the blocks from the cache, after they were made if they are not there."""
     # The older format number is kept for rows without boundaries, whose content has not changed since.
     key = content_key(
         format=_FORMAT if document_boundaries else _FORMAT_WITHOUT_BOUNDARIES,
@@ -122,6 +147,40 @@ def tokenize(
         stats,
     )
     return read_rows(folder, key).with_format("torch")
+
+
+def _refuse_packer(make_packer: Callable[[], Packer] | None) -> None:
+    if make_packer is not None:
+        hint = "set streaming: true where the rows are read, or remove the argument"
+        what = "make_packer is for streamed rows, and these are stored"
+        raise DataError(what, code="FG982", hint=hint).about("make_packer")
+
+
+def _streamed(
+    dataset: RowStream | IterableDataset, tokenizer: PreTrainedTokenizerBase, text_column: str, **stored: Any
+) -> RowStream:
+    """Returns the stream of the tokens of texts, each followed by the end-of-text token."""
+    stream = stream_of(dataset)
+    if stream is None:
+        raise DataError(
+            f"the rows of {type(dataset).__name__} are read as a whole and cannot be packed",
+            code="FG982",
+            hint="read them with json_lines, parquet or text_files and streaming: true",
+        ).about("dataset")
+    refuse_stored(stream, **stored)
+    # A data set of `datasets` may not know its columns before it is read.
+    if stream.column_names:
+        check_inputs(stream, tokenizer, {"text_column": text_column})
+    return stream.prepared(partial(_document_tokens, tokenizer, text_column), ("input_ids",))
+
+
+def _document_tokens(tokenizer: PreTrainedTokenizerBase, text_column: str, rows: Iterator[Row]) -> Iterator[Row]:
+    for group in groups(rows, _BATCH_ROWS):
+        if text_column not in group[0]:
+            raise missing_column(text_column, list(group[0]), "text_column")
+        texts = {text_column: [row[text_column] for row in group]}
+        for ids in encode_texts(tokenizer, text_column, texts)["input_ids"]:
+            yield {"input_ids": [*ids, tokenizer.eos_token_id]}
 
 
 def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_token_id: int) -> Iterator[Packed]:
@@ -229,7 +288,7 @@ def _columns(packed: Packed, document_boundaries: bool) -> dict[str, np.ndarray]
         return {"input_ids": packed.ids_BT, "labels": packed.ids_BT}
     positions_BT = document_positions(packed.starts_BT)
     # The first token of a document would otherwise be predicted from the end of the document before.
-    labels_BT = np.where(positions_BT == 0, np.int32(_IGNORED), packed.ids_BT)
+    labels_BT = np.where(positions_BT == 0, np.int32(IGNORED), packed.ids_BT)
     return {"input_ids": packed.ids_BT, "labels": labels_BT, "position_ids": positions_BT}
 
 
@@ -238,7 +297,7 @@ def _write_blocks(
 ) -> dict[str, int]:
     # int32 halves the size on disk; ids are widened to int64 when they are read.
     kind = pa.list_(pa.int32(), block_size)
-    schema = pa.schema(dict.fromkeys(_ROW[: 3 if document_boundaries else 2], kind))
+    schema = pa.schema(dict.fromkeys(ROW_COLUMNS[: 3 if document_boundaries else 2], kind))
     counts = {"num_documents": 0, "num_tokens": 0, "num_blocks": 0, "tail_tokens": 0}
 
     def counted() -> Iterator[list[Any]]:
@@ -266,7 +325,9 @@ def _write_blocks(
     return counts
 
 
-def check_inputs(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None]) -> None:
+def check_inputs(
+    dataset: Dataset | RowStream, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None]
+) -> None:
     """Raises an error if a data set or a tokenizer is not suitable for tokenization.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,8 @@ from forgather.ml.data.conversations import (
     warn_same_files,
 )
 from forgather.ml.data.data_errors import DataError
-from forgather.ml.data.json_rows import json_rows
+from forgather.ml.data.json_rows import json_rows, values_of_lines
+from forgather.ml.data.line_parts import Line
 from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.log import get_logger
@@ -100,7 +101,7 @@ def preference_pairs(
 def _collected(files: Sequence[str], as_turns: bool, bad_rows: str) -> Dataset:
     rows: list[tuple[str, ...]] = []
     found, digest = [], xxhash.xxh3_64()
-    for row in _pairs(files, as_turns):
+    for row in _pairs(_values(files), as_turns):
         if isinstance(row, Diagnostic):
             found.append(row)
             continue
@@ -120,34 +121,36 @@ def _collected(files: Sequence[str], as_turns: bool, bad_rows: str) -> Dataset:
     return Dataset(Dataset.from_dict(dict(columns)).data.table, fingerprint=digest.hexdigest())
 
 
-def _streamed(as_turns: bool, bad_rows: str, files: Sequence[str]) -> Iterator[dict[str, str]]:
-    for name, *values in usable(_pairs(files, as_turns), bad_rows):
+def _values(files: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    return ((file, row.place(file), row.value) for file in files for row in json_rows(file))
+
+
+def _streamed(as_turns: bool, bad_rows: str, lines: Iterable[Line]) -> Iterator[dict[str, str]]:
+    for name, *values in usable(_pairs(values_of_lines(lines), as_turns), bad_rows):
         yield dict(zip((name, *ANSWERS, SOURCE), values, strict=True))
 
 
-def _pairs(files: Sequence[str], as_turns: bool) -> Iterator[tuple[str, ...] | Diagnostic]:
+def _pairs(values: Iterable[tuple[str, str, Any]], as_turns: bool) -> Iterator[tuple[str, ...] | Diagnostic]:
     """Yields of each pair the name of the column with the prompt, the texts and the place, or what is wrong with a row.
 
     Args:
-        files: the files.
+        values: the file, the place and the value of each row.
         as_turns: whether rows of texts are conversations, too.
     """
     first, is_chat = "", False
-    for file in files:
-        for found in json_rows(file):
-            place = found.place(file)
-            try:
-                texts, has_messages = _pair(found.value, as_turns)
-                if first and is_chat is not has_messages:
-                    now, before = ("messages", "texts") if has_messages else ("texts", "messages")
-                    message = f"the row has {now}, and the rows from {first} on have {before}"
-                    hint = "write all rows in one form, or set as_turns: true, which makes messages of texts"
-                    raise BadRow(message, "FG892", hint)
-            except BadRow as error:
-                yield Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint)
-                continue
-            first, is_chat = first or place, has_messages
-            yield (CONVERSATION if is_chat else "prompt", *texts, place)
+    for _, place, value in values:
+        try:
+            texts, has_messages = _pair(value, as_turns)
+            if first and is_chat is not has_messages:
+                now, before = ("messages", "texts") if has_messages else ("texts", "messages")
+                message = f"the row has {now}, and the rows from {first} on have {before}"
+                hint = "write all rows in one form, or set as_turns: true, which makes messages of texts"
+                raise BadRow(message, "FG892", hint)
+        except BadRow as error:
+            yield Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint)
+            continue
+        first, is_chat = first or place, has_messages
+        yield (CONVERSATION if is_chat else "prompt", *texts, place)
 
 
 def pair_prompts(dataset: Any, tokenizer: Any, count: int = 3) -> list[str]:

@@ -35,7 +35,8 @@ from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, r
 from forgather.ml.data.preference_chats import pair_tokens
 from forgather.ml.data.preference_collator import MARGIN
 from forgather.ml.data.preference_rows import ANSWERS
-from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored
+from forgather.ml.data.row_epoch import is_block
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, warn_of_first
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -337,13 +338,14 @@ def _streamed(
                     break
                 else:
                     if stats["num_dropped"] == 1:
-                        logger.warning("%s is left out: it has no prompt, or no difference within max_length", source)
+                        what = f"{source} is left out: it has no prompt, or no difference within max_length"
+                        warn_of_first(logger, what, kind="pairs without a difference")
         # A worker process may have only rows that are dropped while the others have usable ones.
-        if get_worker_info() is None:
+        if get_worker_info() is None and not is_block():
             _refuse_nothing(stats)
     finally:
         # A run usually ends within an epoch; then, too, it says what was left out.
-        if stats["num_rows"]:
+        if stats["num_rows"] and not is_block():
             _report(stats, max_length)
 
 

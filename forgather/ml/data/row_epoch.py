@@ -50,6 +50,24 @@ def stay_in_epoch(epoch: int) -> None:
     _epoch.set(epoch)
 
 
+_in_block: ContextVar[bool] = ContextVar("in_block", default=False)
+
+
+@contextmanager
+def reading_block() -> Iterator[None]:
+    """Context manager in whose body functions that make rows get one block of a stream, and not an epoch."""
+    before = _in_block.set(True)
+    try:
+        yield
+    finally:
+        _in_block.reset(before)
+
+
+def is_block() -> bool:
+    """Returns whether the rows that are made are those of one block, after which nothing is known of the epoch."""
+    return _in_block.get()
+
+
 class EpochDataset(Dataset[Any]):
     """A map-style data set whose rows depend on their number and the epoch alone.
 

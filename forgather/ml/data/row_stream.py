@@ -1,13 +1,14 @@
 """Streamed rows: rows of files that are read, checked and tokenized while a run trains on them.
 
-Takes files and a function that reads them; gives an iterable data set. Memory holds a buffer of rows, and nothing is
-cached. An epoch has each row once, in an order that depends on the seed and the number of the epoch alone; worker
-processes divide the rows among them. The trainer divides them among ranks, and reads them again after a resume.
+Takes files, or shards (`ml.data.shards`); gives an iterable data set. Memory holds a buffer of rows, and nothing is
+cached. The trainer reads a stream by virtual streams (`source`), of which each rank reads its own. A loop over the data
+set itself, and a run that was begun before there were virtual streams, gives each row once, in an order that depends on
+the seed and the number of the epoch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,21 +18,39 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.dataset_shards import DatasetShards, is_streamed_dataset
+from forgather.ml.data.line_parts import Line, LineParts, ReadLines, located, with_line_numbers
+from forgather.ml.data.row_epoch import is_block
+from forgather.ml.data.shards import Packer, ShardedRows
+from forgather.ml.data.virtual_streams import (
+    Prepare,
+    StreamSource,
+    automatic_streams,
+    even_streams,
+    segment_of,
+)
+from forgather.ml.log import RankLogger
 from forgather.whole_rows import whole_row_hints
 
 Row = Mapping[str, Any]
 
 BUFFER_SIZE = 10_000
+_IN_ORDER_ROWS = 64
+_FEWEST_ROWS = 16
+_PARTS = 4
+_PART_BYTES = 1 << 20
 
 
 class RowStream(IterableDataset[Row]):
-    """The rows of files, which are read from the beginning in each epoch.
+    """The rows of files or shards, which are read from the beginning in each epoch.
 
     Args:
         files: the files.
         read: a function that yields the rows of files, in order. It must be picklable, for worker processes.
         buffer_size: the number of rows among which the next one is drawn at random; 0 for the order of the files.
         seed: the seed of the order.
+        lines: the function that makes rows of lines, if the files are read by lines. They can then be read by parts.
+        shards: the shards, if the rows are not those of lines; None if the stream can only be read as a whole.
 
     Attributes:
         column_names: the names of the columns, which are those of the first row.
@@ -43,24 +62,56 @@ class RowStream(IterableDataset[Row]):
     """
 
     def __init__(
-        self, files: Sequence[str], read: Callable[[Sequence[str]], Iterator[Row]], *, buffer_size: int, seed: int
+        self,
+        files: Sequence[str],
+        read: Callable[[Sequence[str]], Iterator[Row]],
+        *,
+        buffer_size: int,
+        seed: int,
+        lines: ReadLines | None = None,
+        shards: ShardedRows | None = None,
     ) -> None:
         self._files, self._read = list(files), read
         self._buffer_size, self._seed = buffer_size, seed
+        self._lines, self._shards = lines, shards
         self._epoch = _shared_number(0)
-        self._prepare: Callable[[Iterator[Row]], Iterator[Row]] | None = None
+        self._prepares: tuple[Prepare, ...] = ()
+        self._make_packer: Callable[[], Packer] | None = None
         self.is_shuffled = buffer_size > 0
+        self._keeps_order = not self.is_shuffled
         self.info: Any = None
         # In the order of the files: a shuffled stream would fill its buffer first.
         first = next(iter(read(self._files)), None)
         if first is None:
-            found, hint = ", ".join(self._files[:3]), "a data set needs at least one row"
+            found, hint = ", ".join(self._files[:3]) or "the data set", "a data set needs at least one row"
             raise DataError(f"{found} gives no row", code="FG832", hint=hint)
         self.column_names = list(first)
 
-    def prepared(
-        self, prepare: Callable[[Iterator[Row]], Iterator[Row]], column_names: Sequence[str], info: Any = None
-    ) -> RowStream:
+    @classmethod
+    def of_lines(cls, files: Sequence[str], lines: ReadLines, *, buffer_size: int, seed: int) -> RowStream:
+        """Returns the stream of the rows that a function makes of the lines of files.
+
+        Args:
+            files: the files, with one value per line.
+            lines: a function from an iterator of lines to an iterator of rows. It must be picklable.
+            buffer_size: the number of rows among which the next one is drawn at random; 0 for the order of the files.
+            seed: the seed of the order.
+        """
+        return cls(files, partial(_rows_of_lines, lines), buffer_size=buffer_size, seed=seed, lines=lines)
+
+    @classmethod
+    def of_shards(cls, shards: ShardedRows, *, buffer_size: int, seed: int) -> RowStream:
+        """Returns the stream of the rows of shards.
+
+        Args:
+            shards: the shards.
+            buffer_size: the number of rows among which the next one is drawn at random; 0 for the order of the shards.
+            seed: the seed of the order.
+        """
+        numbers = [str(shard) for shard in range(shards.num_shards)]
+        return cls(numbers, partial(_rows_of_shards, shards), buffer_size=buffer_size, seed=seed, shards=shards)
+
+    def prepared(self, prepare: Prepare, column_names: Sequence[str], info: Any = None) -> RowStream:
         """Returns the stream of the rows that a function makes of these, such as one that tokenizes.
 
         Args:
@@ -68,12 +119,74 @@ class RowStream(IterableDataset[Row]):
             column_names: the columns of the new rows.
             info: the attribute `info` of the new stream.
         """
+        made = self._with(column_names, info)
+        made._prepares = (*self._prepares, prepare)
+        return made
+
+    def packed(self, make_packer: Callable[[], Packer], column_names: Sequence[str], info: Any = None) -> RowStream:
+        """Returns the stream of the rows that a packer makes of these, which have tokens. It cannot be prepared again.
+
+        Args:
+            make_packer: a function that returns a new packer, see `ml.data.shards.Packer`. It must be picklable.
+            column_names: the columns of the new rows.
+            info: the attribute `info` of the new stream.
+        """
+        made = self._with(column_names, info)
+        made._make_packer = make_packer
+        return made
+
+    def _with(self, column_names: Sequence[str], info: Any) -> RowStream:
         made = RowStream.__new__(RowStream)
         made.__dict__ |= self.__dict__
-        made._prepare = prepare if self._prepare is None else partial(_in_turn, self._prepare, prepare)
         made.column_names, made.info = list(column_names), info
         made._epoch = _shared_number(int(self._epoch))
         return made
+
+    @property
+    def most_streams(self) -> int | None:
+        """The largest number of virtual streams; None for any, 0 if the stream can only be read as a whole."""
+        return None if self._lines is not None else 0 if self._shards is None else self._shards.num_shards
+
+    def usual_streams(self, replicas: int) -> int:
+        """Returns the number of virtual streams of a new run; 0 if the stream can only be read as a whole.
+
+        It is 1 if the order of the files is to be kept.
+
+        Args:
+            replicas: the number of data-parallel ranks.
+        """
+        most = self.most_streams
+        if most == 0 or self._keeps_order:
+            return 0 if most == 0 else 1
+        if self._lines is None:
+            return even_streams(replicas, most or 1)
+        num_bytes = LineParts(self._files, self._lines, 1).num_bytes
+        # The streams of little data would end at different times, and leave the last steps with few rows.
+        return automatic_streams(replicas, max(1, num_bytes // _PART_BYTES))
+
+    def source(self, num_streams: int) -> StreamSource:
+        """Returns what virtual streams read.
+
+        Args:
+            num_streams: the number of virtual streams.
+        """
+        if self._lines is not None:
+            # Several parts a stream, so that an epoch puts other places of the files next to one another.
+            is_large = LineParts(self._files, self._lines, 1).num_bytes >= _PARTS * num_streams * _PART_BYTES
+            parts = num_streams * (_PARTS if is_large and self.is_shuffled else 1)
+            shards: ShardedRows = LineParts(self._files, self._lines, parts)
+        else:
+            assert self._shards is not None, "the stream has shards"  # noqa: S101
+            shards = self._shards
+        rows = max(self._buffer_size // num_streams, min(self._buffer_size, _FEWEST_ROWS))
+        return StreamSource(
+            shards,
+            self._prepares,
+            self._make_packer,
+            block_rows=rows if self.is_shuffled else _IN_ORDER_ROWS,
+            shuffled=self.is_shuffled,
+            seed=self._seed,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the epoch, on which the order of the rows depends, also for persistent workers."""
@@ -91,7 +204,67 @@ class RowStream(IterableDataset[Row]):
         # Divided before they are prepared, so that each worker tokenizes its own rows only.
         if (worker := get_worker_info()) is not None:
             rows = islice(rows, worker.id, None, worker.num_workers)
-        return rows if self._prepare is None else self._prepare(rows)
+        for prepare in self._prepares:
+            rows = prepare(rows)
+        return rows if self._make_packer is None else _packed(rows, self._make_packer())
+
+
+def stream_of(dataset: Any) -> RowStream | None:
+    """Returns a data set as a stream that can be read by virtual streams; None if it cannot.
+
+    Args:
+        dataset: a `RowStream`, a `datasets.IterableDataset`, or any object that is a `ShardedRows`.
+    """
+    # Imported here: only those with a data set of `datasets` need its library.
+    if isinstance(dataset, RowStream):
+        return dataset if dataset.most_streams != 0 else None
+    if is_streamed_dataset(dataset):
+        return _raw(DatasetShards(dataset), list(dataset.column_names or ()))
+    if isinstance(dataset, ShardedRows) and isinstance(dataset, Iterable):
+        return _raw(dataset, [])
+    return None
+
+
+def _raw(shards: ShardedRows, column_names: Sequence[str]) -> RowStream:
+    """Returns the stream of shards, whose first row is not read beforehand, and which are not shuffled."""
+    made = RowStream.__new__(RowStream)
+    made._files, made._read = [], partial(_rows_of_shards, shards)
+    made._buffer_size, made._seed, made._epoch = 0, 0, _shared_number(0)
+    made._lines, made._shards, made._prepares, made._make_packer = None, shards, (), None
+    made._keeps_order = False
+    made.is_shuffled, made.info, made.column_names = False, None, list(column_names)
+    return made
+
+
+def _rows_of_lines(lines: ReadLines, files: Sequence[str]) -> Iterator[Row]:
+    def every() -> Iterator[Line]:
+        for file in files:
+            with open(file, "rb") as stream:
+                place = 0
+                for number, text in enumerate(stream, 1):
+                    yield Line.of(file, place, text, number)
+                    place += len(text)
+
+    rows = lines(every())
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # noqa: BLE001 - raised again, with the number of the line
+            raise located(error) from None
+        if row is None:
+            return
+        yield row
+
+
+def _rows_of_shards(shards: ShardedRows, numbers: Sequence[str]) -> Iterator[Row]:
+    for number in numbers:
+        yield from shards.open(int(number))
+
+
+def _packed(rows: Iterator[Row], packer: Packer) -> Iterator[Row]:
+    for row in rows:
+        yield from packer.add([segment_of(row)])
+    yield from packer.finish()
 
 
 def _shared_number(value: int) -> torch.Tensor:
@@ -99,10 +272,6 @@ def _shared_number(value: int) -> torch.Tensor:
     number = torch.tensor(value)
     number.share_memory_()  # type: ignore[no-untyped-call]
     return number
-
-
-def _in_turn(first: Callable[[Any], Any], second: Callable[[Any], Any], rows: Iterator[Row]) -> Any:
-    return second(first(rows))
 
 
 def _shuffled(rows: Iterator[Row], size: int, draw: np.random.Generator) -> Iterator[Row]:
@@ -123,6 +292,23 @@ def groups(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
     """
     while group := list(islice(rows, size)):
         yield group
+
+
+_warned: set[str] = set()
+
+
+def warn_of_first(logger: RankLogger, message: str, *, kind: str) -> None:
+    """Warns of the first row of an epoch that is left out; of blocks of a stream, once in a process.
+
+    Args:
+        logger: the logger.
+        message: what is wrong with the row, and its place.
+        kind: the kind of such rows.
+    """
+    if not is_block() or kind not in _warned:
+        logger.warning("%s", with_line_numbers(message))
+    if is_block():
+        _warned.add(kind)
 
 
 def refuse_stream(dataset: Any, function: str) -> None:

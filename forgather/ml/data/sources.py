@@ -16,10 +16,12 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from datasets import (
     Dataset,
+    DatasetDict,
     Value,
     are_progress_bars_disabled,
     disable_progress_bars,
@@ -41,6 +43,8 @@ from forgather.ml.data.data_errors import (
     row_place,
     unread_column_warning,
 )
+from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream
+from forgather.ml.data.text_streams import json_stream, line_stream, parquet_stream
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.log import get_logger
 from forgather.rules import is_path
@@ -102,40 +106,81 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
     return Dataset(table, fingerprint=digest.hexdigest())
 
 
-def text_files(paths: Paths, sample_by: str = "document") -> Dataset:
+def text_files(
+    paths: Paths,
+    sample_by: str = "document",
+    *,
+    streaming: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    seed: int = 42,
+) -> Dataset | RowStream:
     """Returns plain text files as rows of text.
 
     Args:
         paths: a file, a folder (whose `.txt` and `.md` files are read), a glob, or a list of these.
         sample_by: the unit of text in one row: "document" (a whole file), "paragraph" or "line".
+        streaming: whether the rows are read while a run trains on them, as in `json_lines`; only with "line".
+        buffer_size: the number of streamed rows among which the next one is drawn at random.
+        seed: the seed of the order of streamed rows.
 
     Returns:
         A data set with the column `text`.
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a file is not UTF-8.
-        DataError: FG832 if the files contain no text.
+        DataError: FG832 if the files contain no text; FG982 if documents or paragraphs are to be streamed.
     """
+    refuse_wrong_values("data:text_files", locals())
     files = find_files(paths, (".txt", ".md"))
+    if streaming and sample_by != "line":
+        raise DataError(
+            f"the rows are to be streamed, and sample_by is {sample_by!r}: files are read by lines",
+            code="FG982",
+            hint="set sample_by: line, or write documents as JSON lines (json_lines)",
+        ).about("sample_by")
+    if streaming:
+        return line_stream(files, buffer_size=buffer_size, seed=seed)
     return _usable(_read(files, Dataset.from_text, sample_by=sample_by), "text", files)
 
 
-def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
+def json_lines(
+    paths: Paths,
+    text_column: str | None = "text",
+    *,
+    eval_paths: Paths | None = None,
+    streaming: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    seed: int = 42,
+) -> Dataset | DatasetDict | RowStream | dict[str, Any]:
     """Returns files with one JSON object per line as a data set.
 
     Args:
         paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
         text_column: the name of the column with the text, which is renamed to `text` while the other columns are
             dropped, or None to keep all columns under their names.
+        eval_paths: the files for evaluation, which `split` keeps and which are never streamed; None to split `paths`.
+        streaming: whether the rows of `paths` are read while a run trains on them, instead of before. Memory then holds
+            `buffer_size` rows, whatever the size of the files.
+        buffer_size: the number of streamed rows among which the next one is drawn at random; 0 for the order of the
+            files.
+        seed: the seed of the order of streamed rows.
 
     Returns:
-        A data set with the column `text`, or with all columns of the files if `text_column` is None.
+        A data set with the column `text`, or with all columns of the files if `text_column` is None, or a `RowStream`
+        of such rows; with `eval_paths`, two of them, "train" and "eval".
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object in UTF-8.
         DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
+    refuse_wrong_values("data:json_lines", locals())
+    options: dict[str, Any] = {"streaming": streaming, "buffer_size": buffer_size, "seed": seed}
+    if eval_paths is not None:
+        train, held = json_lines(paths, text_column, **options), json_lines(eval_paths, text_column)
+        return {"train": train, "eval": held} if streaming else DatasetDict({"train": train, "eval": held})
     files = find_files(paths, (".jsonl", ".json"))
+    if streaming:
+        return json_stream(files, text_column, buffer_size=buffer_size, seed=seed)
     return _usable(_read(files, Dataset.from_json), text_column, files)
 
 
@@ -157,21 +202,41 @@ def csv_files(paths: Paths, text_column: str | None = "text") -> Dataset:
     return _usable(_read(files, Dataset.from_csv), text_column, files)
 
 
-def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
+def parquet(
+    paths: Paths,
+    text_column: str | None = "text",
+    *,
+    eval_paths: Paths | None = None,
+    streaming: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    seed: int = 42,
+) -> Dataset | DatasetDict | RowStream | dict[str, Any]:
     """Returns parquet files as a data set.
 
     Args:
         paths: a file, a folder (whose `.parquet` files are read), a glob, or a list of these.
         text_column: the name of the column with the text, or None to keep all columns, as in `json_lines`.
+        eval_paths: the files for evaluation, as in `json_lines`.
+        streaming: whether the rows are read while a run trains on them, as in `json_lines`.
+        buffer_size: the number of streamed rows among which the next one is drawn at random.
+        seed: the seed of the order of streamed rows.
 
     Returns:
-        A data set with the column `text`, or with all columns of the files if `text_column` is None.
+        A data set with the column `text`, or with all columns of the files if `text_column` is None, or a `RowStream`
+        of such rows; with `eval_paths`, two of them, "train" and "eval".
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a file is not in the parquet format.
         DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
+    refuse_wrong_values("data:parquet", locals())
+    options: dict[str, Any] = {"streaming": streaming, "buffer_size": buffer_size, "seed": seed}
+    if eval_paths is not None:
+        train, held = parquet(paths, text_column, **options), parquet(eval_paths, text_column)
+        return {"train": train, "eval": held} if streaming else DatasetDict({"train": train, "eval": held})
     files = find_files(paths, (".parquet",))
+    if streaming:
+        return parquet_stream(files, text_column, buffer_size=buffer_size, seed=seed)
     return _usable(_read(files, Dataset.from_parquet), text_column, files)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from forgather.ml.data.chat_template import set_chat_template
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
 from forgather.ml.data.json_rows import is_utf8
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.data.row_stream import refuse_stream
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.log import get_logger
 
@@ -81,9 +82,7 @@ def train_bpe(
         DataError: FG831 if the column is missing, FG838 if `vocab_size` is too small for all bytes and special tokens.
     """
     refuse_wrong_values("data:train_bpe", locals())
-    rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
-    if text_column not in rows.column_names:
-        raise missing_column(text_column, rows.column_names, "text_column")
+    rows = _training_rows(dataset, text_column)
     specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
     _check_room(vocab_size, len(specials))
     settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
@@ -101,6 +100,14 @@ def train_bpe(
         logger.warning_once(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
     return _tokenizer(backend, chat_template, model_max_length=model_max_length or _NO_LIMIT, **tokens)
+
+
+def _training_rows(dataset: Any, text_column: str) -> Dataset:
+    rows: Dataset = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
+    refuse_stream(rows, "train_bpe")
+    if text_column not in rows.column_names:
+        raise missing_column(text_column, rows.column_names, "text_column")
+    return rows
 
 
 def _tokenizer(

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from forgather.ml.trainer.data_loader import is_iterable
 from forgather.ml.trainer.data_rng import IsolatedRNG
+from forgather.ml.trainer.stream_batches import is_iterable
 
 _POSITIONS, _MASK = "position_ids", "attention_mask"
 _MOST_READ = 1000

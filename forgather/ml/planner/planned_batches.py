@@ -25,10 +25,11 @@ from forgather.ml.planner.row_length import ResizedRows, num_tokens
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.trainer.answers import AnswerGenerator
 from forgather.ml.trainer.batch_sampler import RankShare
-from forgather.ml.trainer.data_loader import TrainBatches, is_iterable
+from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.data_rng import IsolatedRNG
 from forgather.ml.trainer.evaluation import eval_batches
 from forgather.ml.trainer.length_groups import stored_lengths
+from forgather.ml.trainer.stream_batches import is_iterable
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
 

@@ -162,15 +162,28 @@ class TrainingArguments:
         use_cpu: whether to train on the CPU even if an accelerator is available.
         dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
+            By default 2 on an accelerator, where rows and collator are known to draw no random numbers, otherwise 0.
         dataloader_pin_memory: whether batches are copied to page-locked host memory if the run trains on CUDA.
+        dataloader_device_prefetch: whether the next step's batches are copied to an accelerator while it computes a
+            step. It needs worker processes and a data set with a length; otherwise it has no effect.
         dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
         data_retries: how often a read of rows is repeated that failed with an error of the file system or the network,
             after pauses of 0.5, 1, 2, ... seconds. A stream goes on only if it can say its position.
+        data_streams: the number of virtual streams by which streamed rows are read, of which each data-parallel rank
+            reads its own. The order of the rows depends on it and not on the number of ranks, and a checkpoint stores
+            it. None is 64, or another number that fits the shards and the ranks of the first start; with 0, every
+            process reads all rows and keeps its own.
+        bad_rows: what is done with a streamed row that cannot be read, tokenized or collated: "stop", "skip" (it is
+            left out and counted), or the largest number of rows that may be left out in an epoch.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
             "transformers_random" is the order that transformers' `Trainer` makes of the same seed, for comparisons.
+        shuffle_order: how the order of a shuffled epoch is found: "listed" (torch's random permutation of all row
+            numbers, on every rank), "computed" (the row at each position is computed when it is read, which needs
+            neither memory nor time), or "auto": computed above 1,048,576 rows. A resumed run keeps that of its
+            checkpoint.
         resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
             folder, which may be a checkpoint of transformers' `Trainer`.
         allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a
@@ -302,13 +315,17 @@ class TrainingArguments:
     initial_weights: str = "sequential"
     use_cpu: bool = False
     dataloader_drop_last: bool = False
-    dataloader_num_workers: int = 0
+    dataloader_num_workers: int | None = None
     dataloader_pin_memory: bool = True
+    dataloader_device_prefetch: bool = True
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
     data_retries: int = 0
+    data_streams: int | None = None
+    bad_rows: str | int = "stop"
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
+    shuffle_order: str = "auto"
     resume_from_checkpoint: bool | str | None = None
     allow_missing: Sequence[str] | None = None
     allow_changed: Sequence[str] | None = None

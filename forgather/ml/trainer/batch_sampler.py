@@ -21,6 +21,7 @@ from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens, num_t
 from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
 from forgather.ml.trainer.length_groups import LengthGroups
+from forgather.ml.trainer.row_order import LISTED, ComputedOrder
 from forgather.ml.types import PaddingBatch, Topology
 
 Row = TypeVar("Row")
@@ -35,6 +36,7 @@ class PreparedBatch(NamedTuple):
         num_tokens: the number of input tokens in these rows.
         num_unpadded: the number of these tokens that are no padding.
         collated: the micro-batch as the collator returned it, without padding rows and with unshifted labels.
+        is_last: whether this rank has no further row in the epoch; only the micro-batches of virtual streams say so.
     """
 
     batch: Any
@@ -42,6 +44,7 @@ class PreparedBatch(NamedTuple):
     num_tokens: int
     num_unpadded: int
     collated: Any
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,8 @@ class RankBatchSampler(Sampler[list[int]]):
         self.groups = groups
         self.drop_last = drop_last
         self.carry_seeds = carry_seeds
+        self.order_rule = LISTED
+        """The rule of the shuffled order, of `row_order`, as a checkpoint records it."""
         self.transformers_seed: int | None = None
         """The seed with which transformers shuffles, in a run that goes on with its order; None for our own order."""
         self.set_position()
@@ -245,17 +250,37 @@ class RankBatchSampler(Sampler[list[int]]):
         return whole if self.drop_last else whole + bool(rest)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The whole epoch is shuffled by every process: each one then knows the rows of all ranks without communication.
-        order = range(self.num_rows) if self.order is None else self._shuffled(self.order)
+        # Every process knows the order of the whole epoch, and so the rows of all ranks without communication.
+        order: Sequence[int] | ComputedOrder = range(self.num_rows)
+        if self.order is not None:
+            order = self._computed(self.order) if self.is_computed else self._shuffled(self.order)
         size, replica = self.share.all_rows, self.share.rank
-        for number in range(self.batches_left(self.start)):
-            # From `start`, not from a multiple of `size`: a run resumed with another batch size begins in between.
-            first = self.start + number * size
-            rows = order[first : first + size]
+        number = self.batches_left(self.start)
+        # From `start`, not from a multiple of `size`: a run resumed with another batch size begins in between.
+        firsts = range(self.start, self.start + number * size, size)
+        own_rows = self._own_rows(order, firsts)
+        for first, rows in zip(firsts, own_rows, strict=True):
             # A loader cannot give an empty batch; `RankBatches` marks this row as padding with `is_empty`.
-            own = self.share.local_rows(rows) or [rows[0]]
+            own = rows or list(order[first : first + 1])
             seed = seed_of(self.seed, self.epoch, first, replica) if self.carry_seeds else 0
             yield SeededRows(own, seed, self.epoch) if self.carry_seeds else own
+
+    def _own_rows(self, order: Sequence[int] | ComputedOrder, firsts: range) -> Iterator[list[int]]:
+        """Yields the rows of this rank in the micro-batches that begin at `firsts`; an empty list if it has none."""
+        rows, before = self.share.rows, self.share.rank * self.share.rows
+        if isinstance(order, ComputedOrder):
+            return order.micro_batches(firsts.start + before, step=firsts.step, size=rows, number=len(firsts))
+        return (list(order[first + before : first + before + rows]) for first in firsts)
+
+    @property
+    def is_computed(self) -> bool:
+        """True if the order of an epoch is computed for the rows that are asked for, and never listed."""
+        # Lengths are listed anyway, and the order of transformers is what its own list is.
+        is_listed = self.groups is not None or self.transformers_seed is not None
+        return self.order is not None and self.order_rule != LISTED and not is_listed
+
+    def _computed(self, seed: int) -> ComputedOrder:
+        return ComputedOrder(self.num_rows, epoch_seed(seed, self.epoch))
 
     def is_empty(self, first: int) -> bool:
         """Returns whether this rank has no rows in the global micro-batch that begins at row `first`.

@@ -27,11 +27,20 @@ from forgather.ml.batch_dependence import has_auxiliary_loss, warn_of_auxiliary_
 from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.documents import any_packed, warn_mixed, why_mixed
 from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
+from forgather.ml.trainer.row_fit import refuse_unfit_rows
 
 _LABELS = ("label", "label_ids", "labels")
 _LOOKED_AT = 64
 
 Collate = Callable[[list[Any]], Any]
+
+
+_DRAWS_NOTHING = "_forgather_draws_nothing"
+
+
+def is_default_collate(collate: Any) -> bool:
+    """Returns whether a collator is one that `default_collate` returned, which draws no random numbers."""
+    return hasattr(collate, _DRAWS_NOTHING)
 
 
 def default_collate(processing_class: Any) -> Collate:
@@ -50,6 +59,7 @@ def default_collate(processing_class: Any) -> Collate:
             return for_tokens(rows) if "input_ids" in rows[0] else for_mappings(rows)
         return torch.utils.data.default_collate(rows)
 
+    setattr(collate, _DRAWS_NOTHING, True)
     return collate
 
 
@@ -65,7 +75,12 @@ def inputs_for_model(
         narrows: whether to remove columns that are not arguments of the model's `forward`.
         own_collator: whether the user gave the collator. A user's collator gets all columns of a data set whose columns
             cannot be selected.
+
+    Raises:
+        TrainingError: FG784 or FG785 from `refuse_unfit_rows`, FG846 or FG960 from `protecting_rows`, FG944 from
+            `warn_mixed_rows`.
     """
+    refuse_unfit_rows(model, dataset)
     warn_mixed_rows(model, dataset)
     collate = protecting_rows(collate, model)
     known = known_columns(model) if narrows else None

@@ -13,22 +13,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
-import xxhash
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import leave_to_parent
+from forgather.errors import TrainingError
 from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_stream import stream_of
+from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP, BadRows
 from forgather.ml.trainer.batch_sampler import (
     PreparedBatch,
     RankBatchSampler,
@@ -38,11 +38,22 @@ from forgather.ml.trainer.batch_sampler import (
     epoch_seed,
 )
 from forgather.ml.trainer.collation import has_new_boundaries
+from forgather.ml.trainer.data_changes import (
+    after_first,
+    after_matching_batch,
+    batch_digest,
+    changes_since_earlier_release,
+    order_changes,
+    report_data_changes,
+)
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
+from forgather.ml.trainer.loader_options import loader_options, usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
+from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -59,6 +70,7 @@ class RankBatches:
         collate: the collator, a function from a list of rows to a micro-batch.
         options: the options of the `DataLoader`, see `loader_options`.
         order: the seed of the shuffling; None keeps the order of the data set.
+        shuffle_order: the training argument of that name, see `row_order.order_rule`.
         group_rows: the number of rows of similar length that follow one another in the shuffled order, at least; 0 for
             rows in a random order.
         drop_last: whether to omit an incomplete last micro-batch.
@@ -67,6 +79,8 @@ class RankBatches:
             processes, for an `EpochDataset` and data sets with a method `set_epoch`, and for iterable data sets, whose
             rows a resumed run reads again.
         argument: the argument of the trainer that the data set is, for error messages.
+        num_streams: the number of virtual streams by which the rows are read, see `chosen_streams`; 0 if every process
+            reads all rows of an iterable data set.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
@@ -81,13 +95,16 @@ class RankBatches:
         options: dict[str, Any],
         *,
         order: int | None = None,
+        shuffle_order: str = LISTED,
         group_rows: int = 0,
         drop_last: bool = False,
         draws_apart: bool = True,
         argument: str = "eval_dataset",
+        num_streams: int = 0,
     ) -> None:
         self.argument = argument
         self.dataset = dataset
+        self._given = (share, collate, dict(options), drop_last)
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -96,10 +113,29 @@ class RankBatches:
         self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self.retries = Retries(options.pop("retries", 0))
+        self.bad_rows = BadRows(options.pop("bad_rows", STOP), self.retries)
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
-        if is_iterable(dataset):
-            _refuse_split(dataset)
+        self.streams: StreamBatches | None = None
+        _refuse_split(dataset)
+        if num_streams:
+            if group_rows:
+                raise no_lengths("a data set without a length is read in its own order")
+            found = stream_of(dataset)
+            assert found is not None, "the number of streams was chosen for this data set"  # noqa: S101
+            self.streams = StreamBatches(
+                found,
+                share,
+                collate,
+                options,
+                num_streams=num_streams,
+                guard=self.bad_rows,
+                generator=self._generator,
+                inner=dataset,
+            )
+            self.streams.log_reads()
+            self.loader: DataLoader[Any] = self.streams.loader
+        elif is_iterable(dataset):
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
@@ -115,7 +151,7 @@ class RankBatches:
                 read=functools.partial(retried_rows, retries=self.retries) if self.retries.limit else iter,
             )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
-            self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
+            self.loader = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
             by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
@@ -124,10 +160,18 @@ class RankBatches:
             self._sampler = RankBatchSampler(
                 len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
             )
+            self._sampler.order_rule = order_rule(shuffle_order, len(dataset))
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
             read = RetriedDataset(read, self.retries) if self.retries.limit else read
             self.loader = DataLoader(read, generator=self._generator, **options)
+
+    def by_streams(self, num_streams: int) -> RankBatches:
+        """Returns the batches of the same data set, read by another number of virtual streams."""
+        share, collate, options, drop_last = self._given
+        return RankBatches(
+            self.dataset, share, collate, options, drop_last=drop_last, argument=self.argument, num_streams=num_streams
+        )
 
     @property
     def num_rows(self) -> int | None:
@@ -141,6 +185,8 @@ class RankBatches:
     @property
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the data set, or of the first rows of the epoch if the data set is iterable."""
+        if self.streams is not None:
+            return self.streams.rows.fingerprint
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
@@ -161,6 +207,20 @@ class RankBatches:
         """
         if self._sampler is not None:
             self._sampler.transformers_seed = seed
+
+    @property
+    def order_rule(self) -> str:
+        """The rule by which the rows of an epoch are shuffled, as a checkpoint records it."""
+        return self._sampler.order_rule if self._sampler is not None and self._sampler.is_computed else LISTED
+
+    def take_order_rule(self, rule: str) -> None:
+        """Reads the rows in the order of a rule that a checkpoint records. An unknown rule changes nothing.
+
+        Args:
+            rule: the rule, of this release or an earlier one.
+        """
+        if self._sampler is not None and rule in (LISTED, COMPUTED_RULE):
+            self._sampler.order_rule = rule
 
     def batches_left(self, start: int) -> int | None:
         """Returns the number of micro-batches of an epoch that follow the first `start` rows; None if it is unknown."""
@@ -191,6 +251,8 @@ class RankBatches:
                 torch.empty((), dtype=torch.int64).random_()
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
+        if self.streams is not None:
+            return self._ready_rows(self.streams.read(seed=seed, epoch=epoch, start=start), rule)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -221,6 +283,13 @@ class RankBatches:
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
 
+    def _ready_rows(self, found: Iterator[RankRows], rule: LossRule) -> Iterator[PreparedBatch]:
+        labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
+        for rows in found:
+            if not isinstance(rows.batch, PaddingBatch):
+                labels.add(rows.batch, rule.ignore_index)
+            yield self.share.prepare(rows.batch, rule)._replace(is_last=rows.is_last)
+
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
         if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
@@ -241,8 +310,8 @@ class TrainBatches:
     Raises:
         TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
             the data has no length and `max_steps` is not set; FG853 if the data is already split among processes; FG946
-            if rows are to be grouped by length and have none; FG982 if streamed rows are shuffled that are to be read
-            in order.
+            if rows are to be grouped by length and have none; FG778 if the order of
+            a stream is chosen; FG982 if streamed rows are shuffled that are to be read in order.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
@@ -254,6 +323,8 @@ class TrainBatches:
         self._last: str | None = None
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
+        self._takes_any_order = args.shuffle_order == AUTO
+        self._copies_ahead = args.dataloader_device_prefetch and topology.device.type != "cpu"
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         is_grouped = args.train_sampling_strategy == "group_by_length"
         # Of the largest step: the order of the rows of an epoch does not depend on the step that reads them.
@@ -266,26 +337,60 @@ class TrainBatches:
                 code="FG805",
                 hint="set max_steps, or give a data set with a length",
             )
+        elif args.shuffle_order != AUTO:
+            raise TrainingError(
+                f"shuffle_order is {args.shuffle_order!r}, and a data set without a length is read in its own order",
+                code="FG778",
+                hint="leave shuffle_order out; a stream is shuffled where it is read",
+            ).about("args.shuffle_order")
         elif args.train_sampling_strategy == "sequential" and getattr(dataset, "is_shuffled", False):
             raise TrainingError(
                 "train_sampling_strategy is 'sequential', and the streamed rows are shuffled",
                 code="FG982",
                 hint="set buffer_size: 0 where they are read, for the order of the files",
             ).about("args.train_sampling_strategy")
+        self._num_streams, self._drops_last = args.data_streams, args.dataloader_drop_last
         self._own = RankBatches(
             dataset,
             share,
             collate,
-            loader_options(args, topology),
+            loader_options(args, topology, usual_workers(dataset, collate, topology.device)),
             order=None if args.train_sampling_strategy == "sequential" else self.seed,
+            shuffle_order=args.shuffle_order,
             group_rows=self._group_rows,
             drop_last=args.dataloader_drop_last,
             argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
+            num_streams=chosen_streams(dataset, args, share.size),
         )
-        self.loader = self._own.loader
         self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
         self._own.take_order_of_transformers(self._order_seed)
+
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether the next window is read, and copied to the accelerator, while the device computes a step."""
+        # Rows with numbers that workers read: reading them early draws no number and moves no position.
+        return self._copies_ahead and self.num_rows is not None and self._own.workers > 0
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """The `DataLoader` of the training rows."""
+        return self._own.loader
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the rows are read by virtual streams, so that the windows of a rank end with padding."""
+        return self._own.streams is not None
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether an epoch of virtual streams ends before the first window that is not full."""
+        return self._drops_last
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """The object that counts rows that are left out."""
+        return self._own.bad_rows
 
     @property
     def num_batches(self) -> int | None:
@@ -333,7 +438,7 @@ class TrainBatches:
         """True if no micro-batch of the epoch is left; always False if the length of the data is unknown."""
         return self._own.batches_left(self.row) == 0
 
-    def windows(self, rule: LossRule, *, step: int = 0) -> Iterator[Window]:
+    def windows(self, rule: LossRule, *, step: int = 0, padded: bool = False) -> Iterator[Window]:
         """Returns the windows (the micro-batches of each optimizer step) of the epoch, from the current position on.
 
         Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
@@ -341,20 +446,22 @@ class TrainBatches:
         Args:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
             step: the number of optimizer steps that are done, on which the number of micro-batches may depend.
+            padded: whether windows of padding follow the last row of this rank, without end, if the rows are read by
+                virtual streams, see `RunSync.stream_windows`.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
-        windows = self._windows(batches, rule, step)
+        windows = self._windows(batches, rule, step, padded)
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compare(self, expected: Fingerprint) -> None:
         report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)
 
-    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int) -> Iterator[Window]:
+    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int, padded: bool) -> Iterator[Window]:
         for step in itertools.count(first):
             ready = list(itertools.islice(batches, self.accumulation.at(epoch=self.epoch, step=step)))
-            if not ready:
+            if not ready or (ready[-1].is_last and not padded and not any(item.num_rows for item in ready)):
                 return
             yield Window(
                 batches=[item.batch for item in ready],
@@ -362,6 +469,8 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
                 num_unpadded=sum(item.num_unpadded for item in ready),
+                is_last=ready[-1].is_last,
+                is_full=all(item.num_rows == self._own.share.rows for item in ready),
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
@@ -385,7 +494,9 @@ class TrainBatches:
     def advance(self, window: Window) -> None:
         """Moves the current position past the rows of a window, after the model was trained on these rows."""
         self.row += len(window.batches) * self._own.share.all_rows
-        if self.num_rows is None:
+        if self._own.streams is not None:
+            self._own.streams.trained(self.row)
+        elif self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
@@ -414,13 +525,20 @@ class TrainBatches:
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the fingerprint of the data.
+        """Returns the position and the fingerprint of the data. Collective, if the rows are read by virtual streams.
 
         For an iterable data set, the state also contains a digest of the last micro-batch.
         """
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
+        if self._own.streams is not None:
+            streams = self._own.streams
+            own = (streams.blocks_at(self.row), streams.num_bad_at(self.row)) if self.row else ({}, 0)
+            # Processes of one data-parallel rank, as pipeline stages, say the same.
+            every = dict(collectives.all_gather((streams.rank, own))).values()
+            blocks = {str(number): block for found, _ in every for number, block in found.items()}
+            return position | {"blocks": blocks, "bad_rows": sum(num_bad for _, num_bad in every)}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -432,8 +550,11 @@ class TrainBatches:
         if self.accumulation.changes:
             facts["accumulation"] = str(self.accumulation)
         facts["group_rows"] = self._group_rows
+        facts["order_rule"] = own.order_rule
         if own.transformers_seed is not None:
             facts["transformers_seed"] = own.transformers_seed
+        if own.streams is not None:
+            return facts | {"streams": own.streams.facts}
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -449,9 +570,11 @@ class TrainBatches:
         # A run that was begun with transformers keeps its order, of which its config says nothing.
         order_seed = None if self._group_rows else state.get("transformers_seed")
         self._own.take_order_of_transformers(order_seed)
+        self._read_as_before(state)
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, "group_rows": 0, "accumulation": None, **state}
+        before = {**now, "streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
+        is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -463,7 +586,13 @@ class TrainBatches:
         if self._order_seed not in (None, order_seed):
             changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
             self._own.take_order_of_transformers(self._order_seed)
-        if self.num_rows is None:
+        if not is_same_reading:
+            # The rows of other streams are in other places, so no row can be compared.
+            self._last = None
+        elif self._own.streams is not None:
+            changed += [] if known is None else known.differences(self.fingerprint)
+            self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
+        elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:
             changed += changes_since_earlier_release(has_new_boundaries(self._own.dataset))
@@ -487,17 +616,26 @@ class TrainBatches:
                 before["update_rows"],
             )
 
+    def _read_as_before(self, state: Mapping[str, Any]) -> None:
+        """Reads in the order of a checkpoint, or by its virtual streams, if the config does not say another one."""
+        if self.num_rows is not None:
+            if self._takes_any_order:
+                self._own.take_order_rule(state.get("order_rule", LISTED))
+            return
+        before = int(state.get("streams", {"number": 0})["number"])
+        own = 0 if self._own.streams is None else self._own.streams.num_streams
+        if before == own or self._num_streams is not None:
+            return
+        if before == 0:
+            _log.warning(
+                "the checkpoint is of a run whose processes read all rows of the stream, and this run goes on so: "
+                "data_streams in a new run lets each process read its own"
+            )
+        self._own = self._own.by_streams(before)
+
 
 def _total(counts: list[Any]) -> Any:
     return counts[0] if len(counts) == 1 else sum(counts)
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Returns whether a data set is iterable only: rows cannot be read by number."""
-    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
-    if isinstance(dataset, IterableDataset):
-        return True
-    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
 
 
 def _refuse_split(dataset: Any) -> None:
@@ -533,128 +671,3 @@ def check_size(rows: int, share: RankShare) -> None:
             code="FG804",
             hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
         )
-
-
-def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
-    """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
-
-    Args:
-        args: the training arguments, whose `dataloader_*` settings are read.
-        topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
-    """
-    options: dict[str, Any] = {
-        "retries": args.data_retries,
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
-    }
-    if args.dataloader_num_workers:
-        options["persistent_workers"] = args.dataloader_persistent_workers
-        options["prefetch_factor"] = args.dataloader_prefetch_factor
-        options["worker_init_fn"] = _leave_interrupts_to_the_parent
-    return options
-
-
-def _leave_interrupts_to_the_parent(worker: int) -> None:
-    # Ctrl-C reaches the whole process group: a worker that stopped by itself would look like a crash.
-    leave_to_parent()
-
-
-T = TypeVar("T")
-
-
-def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns descriptions of the changes that affect the order or the number of the rows of an epoch.
-
-    Args:
-        before: the number of rows, the seed and similar values, as the checkpoint stores them.
-        now: the same values of the current run.
-    """
-    facts = ["num_rows", "seed", "shuffled", "group_rows"]
-    if "workers" in now and (before["workers"] or now["workers"]):
-        facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
-    return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]
-
-
-def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
-    """Returns descriptions of how the data differs from that of a checkpoint without a fingerprint.
-
-    A warning reports that rows could not be compared.
-
-    Args:
-        has_boundaries: whether the rows have the document boundaries that `tokenize` writes in this release.
-    """
-    _log.warning(
-        "the checkpoint was written by an earlier release, which recorded no digests of the training rows: only their "
-        "number and order were compared"
-    )
-    if not has_boundaries:
-        return []
-    return [
-        "the rows have document boundaries now, and 'tokenize' of an earlier release wrote none: "
-        "document_boundaries: false gives the earlier rows"
-    ]
-
-
-def report_data_changes(changed: list[str], *, may_change: bool) -> None:
-    """Reports changes of the training data: a warning if changes are allowed, otherwise an error.
-
-    Args:
-        changed: the descriptions of the changes; if there are none, nothing is reported.
-        may_change: whether changes are allowed.
-
-    Raises:
-        CheckpointError: FG610 if the data changed and changes are not allowed.
-    """
-    what = f"the training data changed since the checkpoint: {'; '.join(changed)}"
-    if changed and not may_change:
-        raise CheckpointError(
-            what,
-            code="FG610",
-            hint="resume with the same data, made in the same way; if the change is intended, resume with "
-            "--allow-changed data (allow_changed: [data]): rows may then be read twice or not at all in this epoch",
-        )
-    if changed:
-        _log.warning("%s: rows may be read twice or not at all in this epoch", what)
-
-
-def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
-    """Yields all items, and calls `act` after the first item was read and before it is yielded.
-
-    Args:
-        items: the items, which are yielded unchanged.
-        act: the function to call. If it raises an error, no item is yielded.
-    """
-    for number, item in enumerate(items):
-        if number == 0:
-            act()
-        yield item
-
-
-def batch_digest(batch: Any) -> str | None:
-    """Returns a digest of all tensors of a micro-batch; None if the micro-batch contains no tensors."""
-    parts = [batch[name] for name in sorted(batch)] if isinstance(batch, Mapping) else batch
-    parts = parts if isinstance(parts, list | tuple) else [parts]
-    tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
-    if not tensors:
-        return None
-    hashed = xxhash.xxh3_64()
-    for tensor in tensors:
-        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
-
-
-def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Iterator[PreparedBatch]:
-    """Drops the first micro-batch and returns all others; warns if the first one does not have the expected digest.
-
-    Args:
-        items: the micro-batches; the first one was trained on before the checkpoint was written.
-        expected: the digest of the first micro-batch, as the checkpoint stores it.
-    """
-    first = next(items, None)
-    if first is None or batch_digest(first.batch) != expected:
-        _log.warning(
-            "the training data gives other rows than before the checkpoint: rows may be read twice or not at all in "
-            "this epoch; a data set without a length must give the same rows again (give its shuffling a seed)"
-        )
-    return items

@@ -27,10 +27,12 @@ from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import PreparedBatch, RankShare
 from forgather.ml.trainer.control import Session
-from forgather.ml.trainer.data_loader import RankBatches, is_iterable, loader_options
+from forgather.ml.trainer.data_loader import RankBatches
 from forgather.ml.trainer.divergence import batches_with_divergence
+from forgather.ml.trainer.loader_options import loader_options
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.predictions import PredictionCollector, Rows
+from forgather.ml.trainer.stream_batches import is_iterable
 from forgather.ml.types import Evaluated, Topology
 
 T = TypeVar("T")

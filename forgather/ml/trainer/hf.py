@@ -39,6 +39,7 @@ from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
 from forgather.ml.trainer.model_setup import model_maker
+from forgather.ml.trainer.row_fit import refuse_unfit_rows
 from forgather.ml.trainer.transformers_run import TransformersRun
 
 
@@ -207,6 +208,7 @@ class HFTrainer(TransformersRun):
             args.include_num_input_tokens_seen = "no"
         self.data_collator = protecting_rows(self.data_collator, made)
         for rows in (self.train_dataset, self.eval_dataset):
+            refuse_unfit_rows(made, rows)
             warn_mixed_rows(made, rows)
         self._finish_preparation(callbacks)
 

@@ -38,6 +38,7 @@ from forgather.ml.trainer.control import (
 )
 from forgather.ml.trainer.control_requests import ControlRequests
 from forgather.ml.trainer.data_loader import TrainBatches
+from forgather.ml.trainer.device_copies import copied_ahead
 from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.parameter_groups import base_group, rates_by_name
@@ -193,10 +194,15 @@ class Run:
 
     def _read(self) -> Iterator[Window]:
         self._set_phase("reading data")
-        windows = self.clock.reading(self.data.windows(self.strategy.rule, step=self.session.state.global_step))
+        step = self.session.state.global_step
+        windows = self.clock.reading(self.data.windows(self.strategy.rule, step=step, padded=True))
         self._restore_rng()
         has_length = self.data.num_batches is not None
+        if self.data.has_streams:
+            return self.data.same_everywhere(self.sync.stream_windows(windows, self.data))
         agreed = self.sync.windows(windows, has_length=has_length)
+        if self.data.copies_ahead:
+            return copied_ahead(agreed, self.strategy.topology.device)
         return agreed if has_length else self.data.same_everywhere(agreed)
 
     def _restore_rng(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.trainer.bad_rows import BadRows
 from forgather.ml.trainer.meter import AsyncHostCopy
 from forgather.ml.types import Window
 
@@ -42,6 +44,19 @@ class _Ahead:
     window: Window | None = None
     error: Exception | None = None
     present: float | None = None
+class StreamPosition(Protocol):
+    """What `RunSync.stream_windows` needs of the training data."""
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether an epoch ends before the first window that is not full."""
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """The object that counts rows that are left out."""
+
+    def advance(self, window: Window) -> None:
+        """Moves the position past the rows of a window."""
 
 
 class RunSync:
@@ -115,6 +130,37 @@ class RunSync:
             self.set_host_counts(ahead.window)
         return ahead.window
 
+    def stream_windows(self, own: Iterator[Window], data: StreamPosition) -> Iterator[Window]:
+        """Yields the windows of virtual streams until the last rank has no further row, as `windows` does.
+
+        A window without a row on any rank is passed over. Such windows are at the end of an epoch, where streams have
+        ended. One exchange between hosts for each window, none of which is read ahead.
+
+        Args:
+            own: the windows of this process, which go on with padding after its last row.
+            data: the training data, whose position moves past windows that are not yielded.
+
+        Raises:
+            TrainingError: FG958, on every process, if more rows were left out than may be.
+        """
+        self._source, self._ahead, self._next_counts = None, None, None
+        for window in own:
+            found = 2.0 if window.num_rows else 0.0 if window.is_last else 1.0
+            if data.drops_last:
+                # All of them must have full windows: the least one decides.
+                found = 0.0 if collectives.all_max(0.0 if window.is_full else 1.0) else found
+            found = collectives.all_max(found)
+            if data.bad_rows.limit is not None:
+                data.bad_rows.refuse_more(int(collectives.all_sum(float(data.bad_rows.count))))
+            if not found:
+                return
+            if found < 2:
+                data.advance(window)
+                continue
+            if self._counts_differ:
+                self._add_counts(window)
+            yield window
+
     def _add_counts(self, window: Window) -> None:
         counts = self._strategy.reduce(self._on_device([0.0, *_sizes(window)], window))
         self._counts = AsyncHostCopy(counts)
@@ -165,8 +211,8 @@ class RunSync:
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
             return loss, squares
-        if looks_ahead:
-            self._ahead = self._read_ahead()
+        if looks_ahead and self._source is not None:
+            self._ahead = self._read_ahead(self._source)
         window = self._ahead.window if self._ahead is not None else None
         sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
         sums = self._on_device(
@@ -200,10 +246,10 @@ class RunSync:
             ahead.window.num_valid = valid
             self._next_counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
 
-    def _read_ahead(self) -> _Ahead:
-        assert self._source is not None, "a step has a window"  # noqa: S101
+    @staticmethod
+    def _read_ahead(source: Iterator[Window]) -> _Ahead:
         try:
-            return _Ahead(next(self._source, None))
+            return _Ahead(next(source, None))
         except Exception as error:  # noqa: BLE001 - it is raised again when the window is asked for
             return _Ahead(error=error)
 

@@ -47,11 +47,12 @@ from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer import argument_checks, model_export, model_setup, model_source, resume, run_start
 from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
-from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
+from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
 from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.hub_upload import HubUpload
@@ -64,6 +65,7 @@ from forgather.ml.trainer.reference import reference_scores
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
+from forgather.ml.trainer.stream_batches import is_iterable
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
 from forgather.ml.trainer.weight_average import WeightAverage, average_of
@@ -476,6 +478,8 @@ class Trainer(WithOwnLoss):
         metrics = run.meter.summary() | run.tokens_seen()
         if self.args.data_retries:
             metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
+        if self.args.bad_rows != STOP:
+            metrics["bad_rows"] = int(collectives.all_sum(float(run.data.bad_rows.count)))
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)

@@ -37,9 +37,9 @@ from forgather.ml.log import get_logger
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.tracking import Logged, receiving
-from forgather.ml.trainer.data_loader import is_iterable
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
+from forgather.ml.trainer.stream_batches import is_iterable
 
 _log = get_logger(__name__)
 

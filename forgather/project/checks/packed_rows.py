@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "packing_models.json")
-_PACKS = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
+_PACKS = tuple(
+    f"forgather.ml.data{name}" for name in (":tokenize", ".packing:tokenize", ":prepared", ".prepared_rows:prepared")
+)
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
 _PACKS_EXAMPLES = ("forgather.ml.data:pack_examples", "forgather.ml.data.example_packing:pack_examples")
 _CAN_PACK_EXAMPLES = (*_LABELS, "forgather.ml.data:tokenize_chats", "forgather.ml.data.chat_tokens:tokenize_chats")

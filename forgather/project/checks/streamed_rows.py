@@ -18,6 +18,7 @@ from forgather.project.checks.subject import Subject
 from forgather.whole_rows import whole_row_hints
 
 _DATA = "forgather.ml.data"
+_READERS = (":chats", ":preference_pairs", ":json_lines", ":parquet", ":text_files")
 
 
 def check_streamed_rows(subject: Subject) -> list[Diagnostic]:
@@ -60,6 +61,16 @@ def _check_trainer(
             span=strategy.span,
             path=path,
             hint="set train_sampling_strategy: random, or packing: true where the rows are tokenized",
+        )
+    streams, bad_rows = settings.get("data_streams"), settings.get("bad_rows")
+    is_whole = isinstance(streams, Scalar) and streams.value == 0 and streams.value is not False
+    if is_whole and isinstance(bad_rows, Scalar) and bad_rows.value != "stop":
+        yield Diagnostic(
+            code="FG976",
+            message=f"bad_rows is {bad_rows.value!r}, and the training rows are not read by virtual streams",
+            span=bad_rows.span,
+            path=path,
+            hint="remove data_streams: 0, or set bad_rows: stop",
         )
     buffer_size = _argument(stream, "buffer_size")
     is_shuffled = buffer_size is None or (isinstance(buffer_size, Scalar) and buffer_size.value != 0)
@@ -105,7 +116,7 @@ def _calls(node: Node) -> list[Call]:
 
 
 def _is_stream(call: Call) -> bool:
-    is_reader = call.constructor.startswith(_DATA) and call.constructor.endswith((":chats", ":preference_pairs"))
+    is_reader = call.constructor.startswith(_DATA) and call.constructor.endswith(_READERS)
     flag = _argument(call, "streaming")
     return is_reader and isinstance(flag, Scalar) and flag.value is True
 

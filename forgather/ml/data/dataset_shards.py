@@ -1,0 +1,114 @@
+"""Shards of a `datasets.IterableDataset`, see `ml.data.shards.ShardedRows`.
+
+Takes a streamed data set of `datasets`; gives its own shards, which usually are files. A position in a shard is what
+`datasets` stores of it, or a number of rows. The library itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import _utils
+
+from forgather.ml.data.shards import Offset, Row
+
+
+def is_streamed_dataset(dataset: Any) -> bool:
+    """Returns whether a data set is one of `datasets` that is read as a stream, with shards that can be read alone."""
+    needed = ("shard", "num_shards", "set_epoch", "state_dict", "load_state_dict")
+    return type(dataset).__module__.startswith("datasets.") and all(hasattr(dataset, name) for name in needed)
+
+
+def has_shuffle_buffer(examples: Any) -> bool:
+    """Returns whether the examples of a data set of `datasets` are drawn from a buffer, which no position includes.
+
+    Args:
+        examples: the attribute `_ex_iterable` of the data set; None for another one.
+    """
+    if examples is None:
+        return False
+    inside = [getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or ())]
+    return type(examples).__name__.startswith("BufferShuffled") or any(map(has_shuffle_buffer, inside))
+
+
+class DatasetShards:
+    """The shards of a `datasets.IterableDataset`.
+
+    Args:
+        dataset: the data set.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._epoch = 0
+        self._has_buffer = has_shuffle_buffer(getattr(dataset, "_ex_iterable", None))
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards."""
+        return int(self._dataset.num_shards)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the epoch, on which the order of a data set that is shuffled depends."""
+        self._epoch = epoch
+
+    def shard_size(self, shard: int) -> int:
+        """Returns 1: the sizes of shards are not known."""
+        return 1
+
+    def shard_name(self, shard: int) -> str:
+        """Returns the number of the shard."""
+        return f"shard {shard} of {self.num_shards}"
+
+    def open(self, shard: int, offset: Offset = None) -> _DatasetReader:
+        """Returns the rows of a shard from an offset on.
+
+        Rows that are drawn from a buffer of `datasets` are read from the beginning of the shard again.
+
+        Args:
+            shard: the number of the shard.
+            offset: the state of the data set, or the number of rows to read past.
+        """
+        part = self._dataset.shard(num_shards=self.num_shards, index=shard)
+        part.set_epoch(self._epoch)
+        return _DatasetReader(part, offset, counts=self._has_buffer)
+
+
+class _DatasetReader:
+    def __init__(self, part: Any, offset: Offset, *, counts: bool) -> None:
+        self._part, self._counts = part, counts
+        self._given = int(offset or 0) if counts else 0
+        if offset is not None and not counts:
+            part.load_state_dict(offset)
+        self._rows = _outside_of_worker(part)
+        if self._given:
+            next(islice(self._rows, self._given - 1, None), None)
+
+    @property
+    def offset(self) -> Offset:
+        return self._given if self._counts else self._part.state_dict()
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        row: Row = next(self._rows)
+        self._given += 1
+        return row
+
+
+def _outside_of_worker(part: Any) -> Iterator[Row]:
+    """Yields the rows of a shard. `datasets` would divide them among the workers, which have whole shards here."""
+    rows = iter(part)
+    worker = _utils.worker._worker_info
+    _utils.worker._worker_info = None
+    try:
+        # It asks for the worker when the first row is read.
+        first = next(rows, _outside_of_worker)
+    finally:
+        _utils.worker._worker_info = worker
+    if first is not _outside_of_worker:
+        yield first  # type: ignore[misc]
+        yield from rows

@@ -1,0 +1,71 @@
+"""Shards of parquet files: their row groups, see `ml.data.shards.ShardedRows`.
+
+Takes files; gives shards. A position in a shard is a number of rows: a resumed run decodes a part of one row group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import pyarrow.parquet as pq
+
+from forgather.ml.data.shards import Offset, Row
+
+_BATCH_ROWS = 256
+
+
+class ParquetShards:
+    """The row groups of parquet files.
+
+    Args:
+        files: the files.
+        columns: the columns that are read; None for all.
+    """
+
+    def __init__(self, files: Sequence[str], columns: Sequence[str] | None = None) -> None:
+        self._columns = None if columns is None else list(columns)
+        self._groups: list[tuple[str, int, int]] = []
+        for file in files:
+            facts = pq.read_metadata(file)
+            self._groups += [(file, number, facts.row_group(number).num_rows) for number in range(facts.num_row_groups)]
+
+    @property
+    def num_shards(self) -> int:
+        """The number of row groups."""
+        return len(self._groups)
+
+    def shard_size(self, shard: int) -> int:
+        """Returns the number of rows of a row group."""
+        return self._groups[shard][2]
+
+    def shard_name(self, shard: int) -> str:
+        """Returns the name of the file, and the number of the row group."""
+        file, number, _ = self._groups[shard]
+        return f"{os.path.basename(file)}, row group {number}"
+
+    def open(self, shard: int, offset: Offset = None) -> _GroupReader:
+        """Returns the rows of a row group from a number of rows on."""
+        file, number, _ = self._groups[shard]
+        return _GroupReader(file, number, self._columns, int(offset or 0))
+
+
+class _GroupReader:
+    def __init__(self, file: str, group: int, columns: list[str] | None, offset: int) -> None:
+        self.offset = offset
+        self._rows = islice(self._read(file, group, columns), offset, None)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        row = next(self._rows)
+        self.offset += 1
+        return row
+
+    @staticmethod
+    def _read(file: str, group: int, columns: list[str] | None) -> Iterator[Row]:
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns):
+                yield from batch.to_pylist()

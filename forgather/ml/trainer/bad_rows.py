@@ -1,0 +1,97 @@
+"""What happens to rows that cannot be read, prepared or collated: stop, leave them out, or leave out a number of them.
+
+Takes the training argument `bad_rows`; gives the guard that virtual streams ask. Whether a row is bad depends on the
+row alone, so the same rows are left out on every layout and after a resume. Failed reads are repeated here, too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from forgather.errors import ForgatherError, TrainingError, first_line
+from forgather.ml.data.virtual_streams import Outcome, RowGuard
+from forgather.ml.log import get_logger
+from forgather.ml.trainer.read_retries import Retries, is_passing
+
+_log = get_logger(__name__)
+
+STOP, SKIP = "stop", "skip"
+_SHOWN = 5
+
+
+class BadRows(RowGuard):
+    """Counts the rows that are left out, and says which. Worker processes share the count.
+
+    Args:
+        policy: "stop", "skip", or the largest number of rows that may be left out in an epoch.
+        retries: how often a read that failed for a passing reason may be repeated.
+    """
+
+    def __init__(self, policy: str | int, retries: Retries) -> None:
+        self._policy, self.retries = policy, retries
+        self.skips = policy != STOP
+        self._counted = torch.zeros(1, dtype=torch.int64)
+        self._shown = 0
+        # A run that stops needs no file of shared memory, for which there may be no room.
+        if self.skips:
+            self._counted.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def limit(self) -> int | None:
+        """The largest number of rows that may be left out in an epoch; None for any."""
+        return self._policy if isinstance(self._policy, int) else None
+
+    @property
+    def count(self) -> int:
+        """The number of rows that were left out in this epoch, by this process and its workers."""
+        return int(self._counted)
+
+    def begin(self, count: int) -> None:
+        """Sets the number of rows that were left out before the position from which an epoch is read."""
+        self._counted.fill_(count)
+
+    def reading(self, error: Exception, shard: str, failed: int, *, can_skip: bool) -> Outcome:
+        """Returns what happens after a shard could not be read on, see `RowGuard`."""
+        if is_passing(error) and not isinstance(error, ForgatherError):
+            if failed >= self.retries.limit:
+                return Outcome.RAISE
+            self.retries.pause(error, failed, shard)
+            return Outcome.AGAIN
+        if self.skips and not can_skip:
+            error.add_note(f"bad_rows: {shard} cannot be read on after this row, so the row is not left out")
+        return self._left_out(error, shard) if self.skips and can_skip else Outcome.RAISE
+
+    def preparing(self, error: Exception, shard: str) -> Outcome:
+        """Returns what happens after a row could not be prepared, see `RowGuard`."""
+        return self._left_out(error, shard) if self.skips else Outcome.RAISE
+
+    def _left_out(self, error: Exception, place: str) -> Outcome:
+        self._counted += 1
+        self.refuse_more(self.count, f"{place}: {_reason(error)}")
+        if self._shown < _SHOWN:
+            self._shown += 1
+            more = "; further ones are only counted" if self._shown == _SHOWN else ""
+            _log.warning("a bad row is left out (%s: %s)%s", place, _reason(error), more)
+        return Outcome.SKIP
+
+    def refuse_more(self, count: int, last: str = "") -> None:
+        """Raises FG958 if more rows were left out than may be.
+
+        Args:
+            count: the number of rows that were left out, of this process or of all.
+            last: the last of them.
+        """
+        if self.limit is not None and count > self.limit:
+            found = f"{count} bad rows were left out, and bad_rows is {self.limit}" + (
+                f"; the last: {last}" if last else ""
+            )
+            raise TrainingError(
+                found,
+                code="FG958",
+                hint="correct the rows that the warnings name, or set bad_rows to a larger number or skip",
+            ).about("args.bad_rows")
+
+
+def _reason(error: Exception) -> str:
+    text = error.message if isinstance(error, ForgatherError) else f"{type(error).__name__}: {first_line(error)}"
+    return text[:200]

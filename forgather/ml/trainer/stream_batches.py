@@ -1,0 +1,339 @@
+"""Reads the rank-local rows of a stream by virtual streams, in worker processes or in this one, with a position.
+
+Takes a `RowStream` and a share; gives the rows of each global micro-batch that this rank computes. Row `k` of an epoch
+is computed by rank `k mod R`, from stream `k mod V` (`ml.data.virtual_streams`). A row that a stream does not have
+leaves its place empty. Workers have whole streams, and give their rows round by round; so neither their number nor the
+number of ranks changes the rows of a micro-batch. The position of each stream is known for every row that was given,
+also while workers read ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _utils
+
+from forgather.errors import TrainingError
+from forgather.ml.data.row_epoch import reading_epoch
+from forgather.ml.data.row_stream import RowStream, stream_of
+from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
+from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
+from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.bad_rows import STOP, BadRows
+from forgather.ml.trainer.batch_sampler import RankShare
+from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
+from forgather.ml.trainer.rank_streams import RankStreams, Round, as_arrays
+from forgather.ml.types import PaddingBatch
+
+_log = get_logger(__name__)
+
+Collate = Callable[[list[Any]], Any]
+
+
+class RankRows(NamedTuple):
+    """The rows of a global micro-batch that this rank computes.
+
+    Args:
+        first: the number of rows of the epoch before the micro-batch.
+        batch: the collated rows; a `PaddingBatch` if there is none.
+        is_last: whether this rank has no further row in this epoch.
+    """
+
+    first: int
+    batch: Any
+    is_last: bool
+
+
+class StreamBatches:
+    """The collated micro-batches of this rank from virtual streams, and the position of the streams.
+
+    Args:
+        stream: the rows.
+        share: the slice of each global micro-batch that this process computes.
+        collate: the collator, a function from a list of rows to a micro-batch.
+        options: the options of the `DataLoader`.
+        num_streams: the number of virtual streams, at least 1.
+        guard: the object that decides what happens to rows that cannot be read.
+        generator: the generator from which the loader draws the seeds of its workers.
+        inner: the data set that the user gave.
+    """
+
+    def __init__(
+        self,
+        stream: RowStream,
+        share: RankShare,
+        collate: Collate,
+        options: Mapping[str, Any],
+        *,
+        num_streams: int,
+        guard: BadRows,
+        generator: torch.Generator,
+        inner: Any,
+    ) -> None:
+        self.num_streams = num_streams
+        self._share, self._collate, self._guard = share, collate, guard
+        self._options = {**options, "batch_size": None, "collate_fn": None, "pin_memory": False}
+        self._pins = bool(options.get("pin_memory"))
+        self._generator = generator
+        self.rows = RankStreams(stream, share, num_streams, guard, inner)
+        self._history: dict[int, list[Block]] = {}
+        self._resumed: dict[int, Block] = {}
+        self._trained = 0
+        self._bad_before, self._bad_places = 0, list[int]()
+        self._of_collator = IsolatedRNG()
+        self._filler: Any = None
+        self.loader = self._new_loader()
+
+    def _new_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.rows, generator=self._generator, **self._options)
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank."""
+        return self._share.rank
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What the order of the rows depends on, as a checkpoint stores it."""
+        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows}
+
+    def log_reads(self) -> None:
+        """Warns if each row is read by several ranks, of which one uses it."""
+        times = reads_per_row(self.num_streams, self._share.size)
+        if times > 1:
+            _log.warning(
+                "each row is read by %d of %d replicas, and used by one: %d virtual streams do not divide among them; "
+                "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' make it 1",
+                times,
+                self._share.size,
+                self.num_streams,
+            )
+
+    def read(self, *, seed: int, epoch: int, start: int) -> Iterator[RankRows]:
+        """Yields the micro-batches of an epoch from a position on; without end: after the last row, padding.
+
+        Args:
+            seed: the base seed of the random numbers that are drawn while rows are read.
+            epoch: the number of the epoch.
+            start: the number of rows of the epoch that are trained on already, over all ranks.
+        """
+        blocks, self._resumed = (self._resumed if start else {}), {}
+        self._history = {number: [block] for number, block in blocks.items()}
+        self._trained = start
+        self._bad_before, self._bad_places = (self._bad_before if start else 0), []
+        apart = math.gcd(self.num_streams, self._share.size)
+        # A stream that several ranks read is counted by one of them.
+        num_read = sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0
+        self._guard.begin(num_read + self._bad_before)
+        self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
+        if start and self._options.get("persistent_workers"):
+            # Workers that are there already do not know the blocks.
+            self.loader = self._new_loader()
+        own = self._own_rows(start, epoch)
+        ahead = next(own, None)
+        for first in itertools.count(start, self._share.all_rows):
+            rows = []
+            while ahead is not None and ahead[0] < first + self._share.all_rows:
+                rows.append(ahead[1])
+                ahead = next(own, None)
+            self._filler = rows[-1] if rows else self._filler if self._filler is not None else ahead and ahead[1]
+            with reading_epoch(epoch):
+                batch = self._collated(rows, first, seed_of(seed, epoch, first, self._share.rank))
+            yield RankRows(first, batch, ahead is None)
+
+    def _own_rows(self, start: int, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Yields the rows of this rank with their places in the epoch, and records the blocks of the streams."""
+        workers = range(self._options["num_workers"] or 1)
+        active, waiting = set(workers), dict[int, dict[int, Round]]()
+        number = start // self.num_streams
+        with_epoch = _in_epoch(iter(self.loader), epoch)
+        for part in with_epoch:
+            waiting.setdefault(part.number, {})[part.worker] = part
+            while active and active <= waiting.get(number, {}).keys():
+                parts = waiting.pop(number)
+                for given in sorted(
+                    itertools.chain(*(part.rows for part in parts.values())), key=lambda one: one.stream
+                ):
+                    if given.block is not None:
+                        self._record(given.stream, given.block)
+                    if given.row is not None:
+                        yield number * self.num_streams + given.stream, given.row
+                active -= {worker for worker, part in parts.items() if part.is_last}
+                number += 1
+            if not active:
+                return
+
+    def _record(self, stream: int, block: Block) -> None:
+        known = self._history.setdefault(stream, [])
+        if not known or known[-1].first < block.first:
+            known.append(block)
+        given = rounds_before(self._trained, stream, self.num_streams)
+        # Blocks before the one of the position are not needed any more.
+        while len(known) > 1 and known[1].first <= given:
+            del known[0]
+
+    def _collated(self, rows: list[Any], first: int, seed: int) -> Any:
+        with self._of_collator.seeded(seed):
+            try:
+                batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
+            except Exception:
+                if not self._guard.skips:
+                    raise
+                batch = self._collated_singly(rows, first)
+        if self._pins:
+            batch = _pinned(batch)
+        return batch
+
+    def _collated_singly(self, rows: list[Any], first: int) -> Any:
+        """Returns the micro-batch of the rows that can be collated alone."""
+        good = []
+        for row in rows:
+            try:
+                self._collate([row])
+            except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
+                self._guard.preparing(error, "a row that cannot be collated")
+                self._bad_places.append(first)
+            else:
+                good.append(row)
+        if good:
+            self._filler = good[-1]
+            return self._collate(good)
+        self._filler = None
+        return PaddingBatch(self._collate([self._any_row()]))
+
+    def _any_row(self) -> Any:
+        """Returns a row for the shapes of a micro-batch of padding, whose loss is not counted."""
+        if self._filler is None:
+            shards = list(range(self.rows.source.shards.num_shards))
+            guard = BadRows("skip", self._guard.retries)
+            for row, _ in VirtualStream(self.rows.source, shards, 0, 0, guard=guard, seeded=self._seeded_apart):
+                try:
+                    self._collate([row])
+                except Exception:
+                    if not self._guard.skips:
+                        raise
+                    continue
+                self._filler = row
+                break
+            else:
+                raise TrainingError(
+                    "the training data gives no row", code="FG803", hint="check how the data is filtered"
+                )
+        return self._filler
+
+    @staticmethod
+    def _seeded_apart(*facts: int) -> AbstractContextManager[None]:
+        return IsolatedRNG().seeded(seed_of(*facts))
+
+    def trained(self, row: int) -> None:
+        """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
+        self._trained = row
+
+    def num_bad_at(self, row: int) -> int:
+        """Returns the number of rows before a position that could not be collated, on this rank.
+
+        Args:
+            row: the number of rows of the epoch before the position, over all ranks.
+        """
+        return self._bad_before + sum(place < row for place in self._bad_places)
+
+    def blocks_at(self, row: int) -> dict[int, dict[str, Any]]:
+        """Returns the state of the block of each stream of this rank, in which the stream goes on after a row.
+
+        Args:
+            row: the number of rows of the epoch before the position, over all ranks.
+        """
+        found = {}
+        for stream, known in self._history.items():
+            given = rounds_before(row, stream, self.num_streams)
+            if past := [block for block in known if block.first <= given]:
+                found[stream] = _as_tensors(past[-1].to_state())
+        return found
+
+    def load_blocks(self, blocks: Mapping[str, Any], num_bad: int) -> None:
+        """Sets the blocks in which the streams go on, of which this rank takes its own.
+
+        Args:
+            blocks: what `blocks_at` returned on all ranks, by the number of the stream.
+            num_bad: the sum of `num_bad_at` over all ranks, which the first one goes on with.
+        """
+        self._bad_before = num_bad if self._share.rank == 0 else 0
+        mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
+        loaded = {int(number): Block.from_state(as_arrays(state)) for number, state in blocks.items()}
+        self._resumed = {number: block for number, block in loaded.items() if number in mine}
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Returns whether a data set is iterable only: rows cannot be read by number."""
+    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
+    if isinstance(dataset, IterableDataset):
+        return True
+    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
+
+
+def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
+    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
+
+    Args:
+        dataset: the data set.
+        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
+        replicas: the number of data-parallel ranks.
+
+    Raises:
+        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
+            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
+    """
+    data_streams = args.data_streams
+    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
+    if stream is None and args.bad_rows != STOP:
+        raise TrainingError(
+            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
+            code="FG976",
+            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
+        ).about("args.bad_rows")
+    if stream is None:
+        if not data_streams or not is_iterable(dataset):
+            return 0
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
+            code="FG909",
+            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
+        ).about("args.data_streams")
+    if data_streams is None:
+        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
+    most = stream.most_streams
+    if most is not None and data_streams > most:
+        raise TrainingError(
+            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
+            code="FG919",
+            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
+        ).about("args.data_streams")
+    return data_streams
+
+
+def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
+    while True:
+        # For rows that are read in this process; a worker stays in the epoch.
+        with reading_epoch(epoch):
+            found = next(rounds, None)
+        if found is None:
+            return
+        yield found
+
+
+def _as_tensors(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _as_tensors(item) for name, item in tree.items()}
+    return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree
+
+
+def _pinned(batch: Any) -> Any:
+    pin: Callable[[Any], Any] = _utils.pin_memory.pin_memory
+    return PaddingBatch(pin(batch.batch)) if isinstance(batch, PaddingBatch) else pin(batch)
