@@ -25,6 +25,7 @@ LONG_MODULES = {
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/fill_record.py": "one mode, and what each kind of operation does to a formula",
     "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
+    "forgather/ml/strategy/pipeline/schedules.py": "torch's schedules: what each needs, and one runner of them all",
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/strategy/pipeline/strategy.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/state.py": "one state by names: what is stored, what is refused, and what is restored",

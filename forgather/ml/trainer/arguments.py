@@ -261,7 +261,7 @@ class TrainingArguments:
     linear_cross_entropy_chunk_size: int | None = None
     bf16: bool = False
     fp8: str | None = None
-    fp8_exclude: Sequence[str] = ()
+    fp8_exclude: Sequence[str] | None = None
     fp8_emulate: bool = False
     tf32: bool | None = None
     use_liger_kernel: bool = False

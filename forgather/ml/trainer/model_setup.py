@@ -36,7 +36,7 @@ def preparation(args: TrainingArguments) -> list[Step]:
         steps.append(functools.partial(use_liger_kernels, settings=args.liger_kernel_config or {}))
     if args.fp8 is not None:
         in_float8 = functools.partial(
-            compute_in_float8, recipe=args.fp8, exclude=args.fp8_exclude, emulate=args.fp8_emulate
+            compute_in_float8, recipe=args.fp8, exclude=args.fp8_exclude or (), emulate=args.fp8_emulate
         )
         steps.append(in_float8)
     if args.neftune_noise_alpha is not None:
