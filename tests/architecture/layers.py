@@ -263,7 +263,7 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.recompilation trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.length_groups
