@@ -212,7 +212,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    vocabulary
+    varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
     attention_inputs classifiers reward_function rewards
     model_inputs
