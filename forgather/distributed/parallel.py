@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from forgather.distributed.arguments import COUNT, TEXT, devices_of, refuse_wrong
 from forgather.distributed.engine import MODEL_VARIABLE, Engine, read_engine, refuse_other_processes
@@ -17,6 +17,7 @@ from forgather.errors import TrainingError
 from forgather.value_text import are_equal, shown
 
 _PLACEMENT = "forgather.ml.layer_placement"
+_KERNELS = "forgather.ml.kernels"
 
 
 class ModelParallel:
@@ -177,20 +178,19 @@ class PipelineParallel(_SplitModel):
         super().__init__(model, devices, {"template": "pipeline_trainer", "settings": settings})
 
 
-def register_custom_kernel(name: str) -> Callable[[Callable[..., Any]], NoReturn]:
-    """Refuses a function that is to replace an operation of a model: there is no registry of kernels.
+def register_custom_kernel(name: str, **words: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator that registers a function as a kernel; see `forgather.ml.kernels:register_custom_kernel`.
 
     Args:
         name: the name of the operation.
+        **words: `reference`, a function that computes the same with torch operations, which is needed; `device_types`
+            and `tolerance`.
 
     Raises:
-        TrainingError: FG811 always.
+        TrainingError: FG788 if there is no reference, or the name is taken.
     """
-    raise TrainingError(
-        f"register_custom_kernel({shown(name)}) is not available: no operation of a model is looked up by a name",
-        code="FG811",
-        hint="register it with torch.library.custom_op, and call torch.ops.<namespace>.<name> in the model's forward",
-    ).about("register_custom_kernel")
+    register: Callable[..., Callable[[Callable[..., Any]], Any]] = import_module(_KERNELS).register_custom_kernel
+    return register(name, **words)
 
 
 def _text(engine: Engine, processes: int = 1) -> str:

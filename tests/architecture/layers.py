@@ -190,6 +190,7 @@ ml foundation:
     anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
+    distributed.host_tree
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
     alert_command system_stats
@@ -213,7 +214,7 @@ data:
     generation.batch
 losses and models:
     varlen_attention vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise label_kind loss_reduction models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
     attention_inputs classifiers reward_function rewards
     model_inputs
     losses preference_metrics
@@ -233,7 +234,7 @@ checkpoints:
     checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
-    adapters gguf_export
+    adapters gguf_export liger
     trained_adapter
 report:
     report.html_text report.pictures report.run_data

@@ -181,12 +181,12 @@ def test_the_memory_of_copies_is_used_again():
 
 
 def _talks_on_both_channels():
-    channel = collectives.background_group()
-    assert channel is collectives.background_group()
+    channel = collectives.background_groups()
+    assert channel is collectives.background_groups()
     heard = []
 
     def beside():
-        with collectives.use_group(channel):
+        with collectives.use_groups(channel):
             heard.extend(collectives.all_gather(("beside", dist.get_rank(), number)) for number in range(50))
 
     thread = threading.Thread(target=beside)

@@ -242,8 +242,8 @@ def test_a_failure_is_recovered_from(no_deepspeed, caplog):
 
 def test_a_kernel_is_answered():
     error, line = answer("19", {})
-    assert ("FG811", "@register_custom_kernel('my_custom_op')") == (error.code, line)
-    assert "torch.library.custom_op" in error.hint
+    assert ("FG788", "@register_custom_kernel('my_custom_op')") == (error.code, line)
+    assert "@register_custom_kernel('my_custom_op', reference=f)" in error.hint
 
 
 def test_a_profiler_reports_memory(capsys):

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from forgather.errors import DistributedError, ForgatherError
-from forgather.ml.distributed.group import training_timeout
+from forgather.ml.distributed.host_tree import HostTree
 from forgather.ml.number_format import plural
 
 T = TypeVar("T")
@@ -42,53 +43,48 @@ def rank() -> int:
     return dist.get_rank() if is_multi_process() else 0
 
 
-def _host_group() -> Any:
-    """Returns the process group over which the collectives of this module send Python values.
-
-    This is the group that `use_group` has set, else the default group if it uses gloo, else a gloo group of all ranks.
-    """
-    if (channel := _group_override.get()) is not None:
-        return channel
-    return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_main_groups)
+def _host_tree() -> HostTree:
+    """Returns the groups over which the collectives of this module send: those of `use_groups`, or the main ones."""
+    return _tree_override.get() or _tree(_main_trees, uses_default=True)
 
 
-def _gloo_group(kept: dict[Any, Any]) -> Any:
-    """Returns a gloo group of all ranks, which is created once for each default process group."""
+def _tree(kept: dict[Any, HostTree], *, uses_default: bool) -> HostTree:
+    """Returns a tree over all ranks, which is made once for each default process group."""
     key = dist.group.WORLD
     if key not in kept:
         # A new default group means that the earlier one was destroyed, and its subgroups with it.
         kept.clear()
-        kept[key] = dist.new_group(backend="gloo", timeout=training_timeout())
+        kept[key] = HostTree(uses_default=uses_default)
     return kept[key]
 
 
-_main_groups: dict[Any, Any] = {}
-_background_groups: dict[Any, Any] = {}
-# Per thread: an asynchronous save must not use the group of the training loop, see `background_group`.
-_group_override: ContextVar[Any] = ContextVar("channel", default=None)
+_main_trees: dict[Any, HostTree] = {}
+_background_trees: dict[Any, HostTree] = {}
+# Per thread: an asynchronous save must not use the groups of the training loop, see `background_groups`.
+_tree_override: ContextVar[HostTree | None] = ContextVar("host_tree", default=None)
 
 
-def background_group() -> Any:
-    """Returns a gloo group for a background thread, or None if there is only one process.
+def background_groups() -> HostTree | None:
+    """Returns process groups for a background thread, or None if there is only one process.
 
-    The first call is a collective: every rank must make it. The background thread needs a separate group, because two
+    The first call is a collective: every rank must make it. The background thread needs separate groups, because two
     threads that use one group would interleave their collectives differently on each rank.
     """
-    return _gloo_group(_background_groups) if is_multi_process() else None
+    return _tree(_background_trees, uses_default=False) if is_multi_process() else None
 
 
 @contextmanager
-def use_group(channel: Any) -> Iterator[None]:
-    """Context manager that makes the host collectives of the current thread use another process group.
+def use_groups(tree: HostTree | None) -> Iterator[None]:
+    """Context manager that makes the host collectives of the current thread use other process groups.
 
     Args:
-        channel: a group from `background_group`, or None to use the group that is used outside of the context.
+        tree: the groups from `background_groups`, or None for those that are used outside of the context.
     """
-    before = _group_override.set(channel)
+    before = _tree_override.set(tree)
     try:
         yield
     finally:
-        _group_override.reset(before)
+        _tree_override.reset(before)
 
 
 def size() -> int:
@@ -105,10 +101,8 @@ def all_gather(value: T) -> list[T]:
         return [value]
     if is_simulated():
         return [value] * dist.get_world_size()
-    values: list[Any] = [None] * dist.get_world_size()
     # Over gloo: with NCCL the pickled bytes would be copied through the GPU.
-    dist.all_gather_object(values, value, group=_host_group())
-    return values
+    return _host_tree().all_gather(value)
 
 
 def run_on_main(act: Callable[[], T]) -> T:
@@ -134,7 +128,7 @@ def run_on_main(act: Callable[[], T]) -> T:
             failure = error
             outcome[1] = _transferable(error, 0, ", which writes for all processes, failed")
     # Rank 0 broadcasts even after an exception: the other ranks are waiting for exactly this call.
-    dist.broadcast_object_list(outcome, src=0, group=_host_group())
+    _host_tree().broadcast_objects(outcome)
     if failure is not None:
         raise failure
     if outcome[1] is not None:
@@ -166,8 +160,9 @@ def run_collectively(act: Callable[[], T]) -> T:
     except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
         failure = error
         reported = _transferable(error, dist.get_rank(), " failed in an operation of all processes")
-    # Also after a success: every rank must take part in the same collective.
-    errors = all_gather(reported)
+    # Also after a success: every rank must take part in the same collective. Errors are gathered only if there are any.
+    failed_somewhere = bool(all_max(float(reported is not None)))
+    errors = all_gather(reported) if failed_somewhere else []
     failed = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
     if failed is None:
         found: T = answer
@@ -223,12 +218,12 @@ class AsyncSum:
     def __init__(self, value: float) -> None:
         # float64, so that counts of tokens are exact up to 2**53.
         self._sum = torch.tensor(value, dtype=torch.float64)
-        self._work = dist.all_reduce(self._sum, group=_host_group(), async_op=True) if is_multi_process() else None
+        self._result = _host_tree().start_all_reduce(self._sum) if is_multi_process() else None
 
     def read(self) -> float:
         """Waits until all ranks have contributed, and returns the sum as a Python number."""
-        if self._work is not None:
-            self._work.wait()
+        if self._result is not None:
+            self._result()
         return self._sum.item()
 
 
@@ -238,11 +233,10 @@ def all_max(value: float) -> float:
     Args:
         value: the number of this rank, which must not be NaN.
     """
-    if not is_multi_process():
+    if not is_multi_process() or is_simulated():
         return value
     largest_of_all = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=_host_group())
-    return largest_of_all.item()
+    return _host_tree().all_reduce(largest_of_all, dist.ReduceOp.MAX).item()
 
 
 def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
@@ -256,8 +250,22 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
         return list(switches)
     # A tensor, since pickling would cost more than the broadcast itself.
     values = torch.tensor(list(switches))
-    dist.broadcast(values, src=0, group=_host_group())
-    return values.tolist()
+    return _host_tree().broadcast(values).tolist()
+
+
+def _all_look_equal(value: Any) -> bool:
+    """Returns whether the text of a value has the same digest on all ranks. Collective: every rank must call it.
+
+    The lists of all ranks would be large with many ranks, so they are gathered only to say what differs.
+    """
+    if not is_multi_process() or is_simulated():
+        return True
+    digest = xxhash.xxh3_128_intdigest(repr(value).encode())
+    # float64 holds 53 bits. The largest digest equals the smallest one if all are equal.
+    parts = [float(digest >> shift & (1 << 48) - 1) for shift in (0, 48, 96)]
+    extremes = torch.tensor([*parts, *(-part for part in parts)], dtype=torch.float64)
+    largest, smallest = _host_tree().all_reduce(extremes, dist.ReduceOp.MAX).chunk(2)
+    return bool(torch.equal(largest, -smallest))
 
 
 def require_equal_facts(facts: Mapping[str, Any]) -> None:
@@ -271,6 +279,8 @@ def require_equal_facts(facts: Mapping[str, Any]) -> None:
     Raises:
         DistributedError: FG855, on every rank, if a value differs between ranks.
     """
+    if _all_look_equal(dict(facts)):
+        return
     every = all_gather(dict(facts))
     for name in facts:
         values = [one[name] for one in every]
@@ -296,7 +306,10 @@ def require_equal_weights(shapes: Mapping[str, Sequence[int]]) -> None:
         DistributedError: FG855, on every rank, if a name, a shape or the number of weights differs between ranks.
     """
     # Names as well as shapes: two layers of equal shape in another order would be exchanged silently.
-    every = all_gather([(name, tuple(shape)) for name, shape in shapes.items()])
+    own = [(name, tuple(shape)) for name, shape in shapes.items()]
+    if _all_look_equal(own):
+        return
+    every = all_gather(own)
     rank = next((rank for rank, one in enumerate(every) if one != every[0]), None)
     if rank is None:
         return

@@ -27,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 # NCCL's flight recorder: with these, each process writes its last collectives to a file after a timeout.
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+# gloo connects every pair of processes at the start, or with this variable those that exchange something.
+_GLOO_CONNECTS_LATE = {"TORCH_GLOO_LAZY_INIT": "1"}
+FULL_MESH_LIMIT = 32
+"""The largest number of processes whose gloo group connects every pair at the start."""
 BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
 
@@ -247,11 +251,13 @@ class DistributedEnvironment:
         # A warning and no error: a config for GPUs can be tried out on a machine without any.
         if device.type == "cpu" and self.backend in ("nccl", "xccl") and self.rank == 0:
             _log.warning("backend %r needs an accelerator, and this run is on the CPU: gloo is used", self.backend)
-        if device.type == "cuda":
-            # `setdefault`, so that values that the user has exported win. NCCL reads them when the group is created.
-            for name, value in _FLIGHT_RECORDER.items():
-                os.environ.setdefault(name, value)
+        # `setdefault`, so that values that the user has exported win. They are read when the group is created.
+        for name, value in (_FLIGHT_RECORDER if device.type == "cuda" else {}).items():
+            os.environ.setdefault(name, value)
         group = self if device.type != "cpu" else self.on_cpu()
+        if self.world_size > FULL_MESH_LIMIT:
+            for name, value in _GLOO_CONNECTS_LATE.items():
+                os.environ.setdefault(name, value)
         start(
             GroupSettings(
                 facts=self.facts,

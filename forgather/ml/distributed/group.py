@@ -89,6 +89,9 @@ def start(settings: GroupSettings, device: torch.device) -> None:
             timeout=datetime.timedelta(seconds=settings.start_timeout_seconds),
             rank=settings.rank,
             world_size=settings.world_size,
+            # NCCL and XCCL connect the device at once, and a mesh then splits its groups off this one: one call for
+            # each axis, where each rank would otherwise take part in the making of all groups of all axes.
+            device_id=device if backend in ("nccl", "xccl") else None,
             **_rendezvous_arguments(settings),
         )
     except (RuntimeError, ValueError, OSError) as error:

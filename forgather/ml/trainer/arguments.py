@@ -95,6 +95,8 @@ class TrainingArguments:
         bf16: whether forward passes run under bfloat16 autocast (with FSDP2, weights are gathered in bfloat16 instead).
             The loss is computed in float32.
         tf32: whether float32 matrix products may use TensorFloat-32 on CUDA; None leaves torch's setting unchanged.
+        use_liger_kernel: whether the model gets the kernels of the library Liger, which need a GPU.
+        liger_kernel_config: which of them, by the keywords of Liger's function for the model, such as {"rope": False}.
         torch_compile: whether to compile the model with `torch.compile`, by blocks or whole (`torch_compile_regions`).
             Recompilations after the warm-up are counted, and each is reported ([FG713]).
         torch_compile_backend, torch_compile_mode: the arguments of `torch.compile`. Setting either one turns
@@ -228,6 +230,8 @@ class TrainingArguments:
     label_smoothing_factor: float = 0.0
     bf16: bool = False
     tf32: bool | None = None
+    use_liger_kernel: bool = False
+    liger_kernel_config: Mapping[str, Any] | None = None
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None

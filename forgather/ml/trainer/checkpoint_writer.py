@@ -157,7 +157,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._staging = Staging()
         # A process group of its own: collectives of the thread and of the training loop have no common order.
-        self._channel = collectives.background_group()
+        self._channel = collectives.background_groups()
         self._pending: _WriteThread | None = None
         self._has_waited = False
 
@@ -174,7 +174,7 @@ class BackgroundWriter:
         self._pending = _WriteThread(snapshot.step, functools.partial(self._write, write, copy))
 
     def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
-        with collectives.use_group(self._channel):
+        with collectives.use_groups(self._channel):
             write(snapshot)
 
     def is_finished(self, *, wait: bool) -> bool:

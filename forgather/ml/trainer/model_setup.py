@@ -30,6 +30,7 @@ from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.distributed import collectives
 from forgather.ml.embedding_noise import add_noise_to_embeddings, remove_noise_from_embeddings
+from forgather.ml.liger import use_liger_kernels
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.quantized import quantized_as, refusal
@@ -42,6 +43,8 @@ def preparation(args: TrainingArguments) -> list[Step]:
     steps: list[Step] = []
     if args.tf32 is not None:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
+    if args.use_liger_kernel:
+        steps.append(functools.partial(use_liger_kernels, settings=args.liger_kernel_config or {}))
     if args.neftune_noise_alpha is not None:
         steps.append(functools.partial(add_noise_to_embeddings, alpha=args.neftune_noise_alpha))
     else:

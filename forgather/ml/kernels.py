@@ -1,0 +1,323 @@
+"""The registry of custom kernels: operations of a model that have a fast implementation and a plain one.
+
+A kernel is registered under a name, with a reference: a function of torch operations that computes the same. It becomes
+an operator of torch (`torch.ops.forgather.<name>`), so it works under `torch.compile`, in plans and with automatic
+differentiation. Before the first use for a device and for dtypes, its results and gradients are compared with those of
+the reference, on the tensors of that call. A kernel that fails or differs is replaced by its reference, and a warning
+says so. On another device than the kernel's, the reference is used without a comparison.
+
+Example:
+    >>> def scaled_reference(x: Tensor, factor: float) -> Tensor:
+    ...     return x * factor
+    >>> @register_custom_kernel("scaled", reference=scaled_reference, device_types=("cpu",))
+    ... def scaled(x, factor):
+    ...     return torch.mul(x, factor)
+    >>> scaled(torch.ones(2), 3.0)
+    tensor([3., 3.])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgather.errors import TrainingError, nearest
+from forgather.ml.log import get_logger
+from forgather.value_text import shown
+
+_log = get_logger(__name__)
+
+_NAMESPACE = "forgather"
+_TYPES = ("Tensor", "int", "SymInt", "float", "bool", "str", "ScalarType")
+"""The types of arguments, as torch writes them, that a kernel may have."""
+_kernels: dict[str, CustomKernel] = {}
+
+_KEYS = torch._C.DispatchKey
+_AUTOGRAD_KEYS = (_KEYS.AutogradOther, _KEYS.AutogradCPU, _KEYS.AutogradCUDA, _KEYS.ADInplaceOrView)
+
+Backward = Callable[..., Sequence[Tensor | None]]
+
+
+class CustomKernel:
+    """An operation with a fast implementation, and a reference that computes the same.
+
+    It is called as the reference is.
+
+    Args:
+        name: the name in the registry, which is also that of the operator.
+        kernel: the fast implementation, with the arguments of the reference. It must not change its arguments.
+        reference: the function of torch operations.
+        device_types: the types of the devices on which the kernel runs.
+        tolerance: the relative and the absolute tolerance of the comparison; None for those of
+            `torch.testing.assert_close`.
+
+    Raises:
+        TrainingError: FG788 if torch cannot make an operator of the reference.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        reference: Callable[..., Any],
+        device_types: Sequence[str],
+        tolerance: tuple[float, float] | None,
+    ) -> None:
+        self.name = name
+        self.kernel = kernel
+        self.reference = reference
+        self.device_types = tuple(device_types)
+        self.verdicts: dict[tuple[str, ...], str | None] = {}
+        """For each device type with dtypes: None if the kernel is right there, else why its reference is used."""
+        self._tolerance = tolerance
+        self._backward: Backward | None = None
+        self._operator, self._gradient = _operators(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the reference returns, computed by the kernel where it is right."""
+        # An operator of torch takes keywords too, but saves its inputs by position.
+        bound = inspect.signature(self.reference).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._operator(*bound.args)
+
+    def backward(self, function: Backward) -> Backward:
+        """Decorator for the kernel of the backward pass; without one, the reference is differentiated.
+
+        Args:
+            function: a function of the gradients of the outputs (a list) and of the inputs. It returns the gradient of
+                each floating-point tensor among the inputs, in their order.
+        """
+        self._backward = function
+        self.verdicts.clear()
+        return function
+
+    def forward_on(self, args: Sequence[Any]) -> Any:
+        """Returns the outputs for real tensors, by the kernel or by its reference."""
+        return self.kernel(*args) if self._is_right(args) else self.reference(*args)
+
+    def gradients_on(self, grads: Sequence[Tensor], args: Sequence[Any]) -> list[Tensor]:
+        """Returns the gradients of the floating-point tensors among the inputs, by the kernel or by the reference."""
+        if self._backward is None or not self._is_right(args):
+            return gradients_of(self.reference, grads, args)
+        return _without_none(self._backward(grads, *args), args)
+
+    def _is_right(self, args: Sequence[Any]) -> bool:
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        devices = {tensor.device.type for tensor in tensors}
+        if not devices <= set(self.device_types):
+            return False
+        place = (*sorted(devices), *(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+        if place not in self.verdicts:
+            problem = self.verdicts[place] = self._problem(args)
+            if problem is not None:
+                _log.warning("custom kernel %r %s on %s: its reference is used", self.name, problem, ", ".join(place))
+        return self.verdicts[place] is None
+
+    def _problem(self, args: Sequence[Any]) -> str | None:
+        """Returns why the kernel cannot be used for such arguments; None if it equals the reference."""
+        expected = _tuple(self.reference(*args))
+        try:
+            found = _tuple(self.kernel(*args))
+            problem = self._difference("results", found, expected)
+            if problem is None and self._backward is not None:
+                # Ones would hide a kernel that ignores the gradients of its outputs.
+                grads = [
+                    torch.linspace(-1, 1, out.numel(), device=out.device).reshape(out.shape).to(out) for out in expected
+                ]
+                own = _without_none(self._backward(grads, *args), args)
+                problem = self._difference("gradients", own, gradients_of(self.reference, grads, args))
+        except torch.OutOfMemoryError:
+            # The reference would not fit either.
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, its reference can be used
+            return f"failed with {type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
+        return problem
+
+    def _difference(self, what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+        if [(one.shape, one.dtype) for one in found] != [(one.shape, one.dtype) for one in expected]:
+            shapes = (", ".join(f"{one.dtype} {list(one.shape)}" for one in each) for each in (found, expected))
+            return "gives {} of {}, its reference of {}".format(what, *shapes)
+        rtol, atol = self._tolerance or (None, None)
+        try:
+            torch.testing.assert_close(list(found), list(expected), rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError:
+            largest = max((one - other).abs().max().item() for one, other in zip(found, expected, strict=True))
+            return f"gives {what} that differ from those of its reference by up to {largest:.3g}"
+        return None
+
+
+def register_custom_kernel(
+    name: str,
+    *,
+    reference: Callable[..., Any] | None = None,
+    device_types: Sequence[str] = ("cuda",),
+    tolerance: tuple[float, float] | None = None,
+) -> Callable[[Callable[..., Any]], CustomKernel]:
+    """Decorator that registers a function as a custom kernel; see `CustomKernel` for the arguments.
+
+    The reference has type annotations: `Tensor`, `int`, `float`, `bool`, `str` and `torch.dtype` for its arguments, and
+    one `Tensor` or a tuple of them for its result.
+
+    Raises:
+        TrainingError: FG788 if the name is no identifier or belongs to another function, if there is no reference, or
+            if torch cannot make an operator of it.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise _refusal(f"{shown(name)} is no name of a custom kernel", "give a name of letters, digits and _")
+    if not callable(reference):
+        raise _refusal(
+            f"custom kernel {shown(name)} has no reference, so nothing could tell whether its numbers are right",
+            f"@register_custom_kernel({shown(name)}, reference=f), where f computes the same with torch operations",
+        )
+
+    def register(kernel: Callable[..., Any]) -> CustomKernel:
+        other = _kernels.get(name)
+        if other is not None and _origin(other.kernel) != _origin(kernel):
+            raise _refusal(
+                f"custom kernel {name!r} is registered already, by {'.'.join(_origin(other.kernel))}",
+                "choose another name",
+            )
+        _kernels[name] = CustomKernel(name, kernel, reference, device_types, tolerance)
+        return _kernels[name]
+
+    return register
+
+
+def custom_kernel(name: str) -> CustomKernel:
+    """Returns a registered kernel by its name, for a config that gives it to a model.
+
+    Args:
+        name: the name under which the kernel was registered.
+
+    Raises:
+        TrainingError: FG789 if no kernel has this name.
+    """
+    if not isinstance(name, str) or name not in _kernels:
+        raise TrainingError(
+            f"no custom kernel {shown(name)} is registered",
+            code="FG789",
+            hint=nearest(shown(name), list(_kernels))
+            if _kernels
+            else "import the module with @register_custom_kernel first",
+        )
+    return _kernels[name]
+
+
+def gradients_of(reference: Callable[..., Any], grads: Sequence[Tensor], args: Sequence[Any]) -> list[Tensor]:
+    """Returns the gradients of a function of torch operations, for each floating-point tensor among its arguments.
+
+    Args:
+        reference: the function.
+        grads: the gradients of its outputs.
+        args: its arguments.
+    """
+    with _autograd():
+        own = [value.detach().requires_grad_() if _has_gradient(value) else value for value in args]
+        outputs = _tuple(reference(*own))
+        inputs = [value for value in own if _has_gradient(value)]
+        # Outputs of whole numbers have no gradient.
+        pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
+        if not pairs or not inputs:
+            return _without_none([None] * len(inputs), args)
+        own_outputs, own_grads = zip(*pairs, strict=True)
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(own_outputs, inputs, own_grads, allow_unused=True)
+    return _without_none(found, args)
+
+
+@contextlib.contextmanager
+def _autograd() -> Iterator[None]:
+    """Context manager in which operations are differentiable, also inside an operator, where torch switches it off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD_KEYS:
+        excluded = excluded.remove(key)
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
+
+
+def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the operators of torch for a kernel and for its gradients."""
+    try:
+        schema = torch.library.infer_schema(kernel.reference, mutates_args=())
+    except (ValueError, NameError) as error:
+        raise _refusal(
+            f"torch makes no operator of the reference of custom kernel {kernel.name!r}: {str(error).splitlines()[0]}",
+            "annotate each argument and the result of the reference, as in x: Tensor, eps: float) -> Tensor",
+        ) from None
+    # torch leaves out arguments that have their default, and a kernel has no defaults.
+    schema = re.sub(r"=[^,)]+", "", schema)
+    arguments = schema[1:].rsplit(") -> ", 1)[0]
+    for argument in filter(None, arguments.split(", ")):
+        if argument.split(" ")[0] not in _TYPES:
+            raise _refusal(
+                f"the reference of custom kernel {kernel.name!r} has the argument {argument!r}",
+                "use Tensor, int, float, bool, str and torch.dtype, without None",
+            )
+
+    def forward(*args: Any) -> Any:
+        return _own_storage(kernel.forward_on(args), args)
+
+    def gradient(grad_outputs: list[Tensor], *args: Any) -> list[Tensor]:
+        return [_own_storage(each, (*grad_outputs, *args)) for each in kernel.gradients_on(grad_outputs, args)]
+
+    def fake_gradient(grad_outputs: list[Tensor], *args: Any) -> list[Tensor]:
+        return [torch.empty_like(value) for value in args if _has_gradient(value)]
+
+    operator = torch.library.custom_op(f"{_NAMESPACE}::{kernel.name}", forward, mutates_args=(), schema=schema)
+    operator.register_fake(lambda *args: _own_storage(kernel.reference(*args), args))
+    backward = torch.library.custom_op(
+        f"{_NAMESPACE}::{kernel.name}_backward",
+        gradient,
+        mutates_args=(),
+        schema=f"({', '.join(['Tensor[] grad_outputs', *filter(None, [arguments])])}) -> Tensor[]",
+    )
+    backward.register_fake(fake_gradient)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.is_tensor = [isinstance(value, Tensor) for value in inputs]
+        ctx.others = [value for value in inputs if not isinstance(value, Tensor)]
+        ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+
+    def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+        args = [next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor]
+        found = iter(backward(list(grads), *args))
+        return tuple(next(found) if _has_gradient(value) else None for value in args)
+
+    operator.register_autograd(differentiate, setup_context=save)
+    return operator, backward
+
+
+def _own_storage(found: Any, args: Sequence[Any]) -> Any:
+    """Returns outputs that share no memory with the inputs, which torch requires of an operator."""
+    if isinstance(found, tuple | list):
+        return type(found)(_own_storage(each, args) for each in found)
+    storages = {value.untyped_storage()._cdata for value in args if isinstance(value, Tensor)}
+    return found.clone() if found.untyped_storage()._cdata in storages else found
+
+
+def _without_none(found: Sequence[Tensor | None], args: Sequence[Any]) -> list[Tensor]:
+    inputs = [value for value in args if _has_gradient(value)]
+    return [torch.zeros_like(value) if grad is None else grad for grad, value in zip(found, inputs, strict=True)]
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _tuple(found: Any) -> tuple[Tensor, ...]:
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, getattr(function, "__qualname__", type(function).__name__)
+
+
+def _refusal(message: str, hint: str) -> TrainingError:
+    return TrainingError(message, code="FG788", hint=hint).about("register_custom_kernel")

@@ -1,0 +1,185 @@
+"""Custom kernels: used where they equal their reference, and replaced by it elsewhere; Liger's are refused by name."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from forgather.errors import TrainingError
+from forgather.ml import kernels
+from forgather.ml.kernels import custom_kernel, register_custom_kernel
+from forgather.ml.liger import check_settings, compare_logits, logits_of_probe, use_liger_kernels
+from tests.ml.fixtures import tiny_llama
+
+
+def norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _fast_norm(x, weight, eps):
+    return nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    monkeypatch.setattr(kernels, "_kernels", {})
+
+
+@pytest.fixture
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+
+def _registered(name, kernel, reference=norm_reference, **words):
+    return register_custom_kernel(name, reference=reference, **{"device_types": ("cpu",), **words})(kernel)
+
+
+def _gradients(function, *inputs):
+    weights = torch.arange(24.0).reshape(3, 8)
+    return torch.autograd.grad((function(*inputs) * weights).sum(), inputs)
+
+
+def test_a_kernel_is_used_where_it_equals_its_reference(inputs):
+    calls = []
+    norm = _registered("norm_used", lambda *args: calls.append(1) or _fast_norm(*args))
+    torch.testing.assert_close(norm(*inputs), norm_reference(*inputs))
+    assert norm.verdicts == {("cpu", "float32", "float32"): None}
+    # Once for the comparison, and once for each call.
+    norm(*inputs)
+    assert 3 == len(calls)
+    assert custom_kernel("norm_used") is norm
+    for own, plain in zip(_gradients(norm, *inputs), _gradients(norm_reference, *inputs), strict=True):
+        torch.testing.assert_close(own, plain, rtol=0, atol=0)
+    assert torch.autograd.gradcheck(norm, [value.detach().double().requires_grad_() for value in inputs])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        (lambda x, weight, eps: x * weight, "gives results that differ from those of its reference by up to"),
+        (lambda x, weight, eps: (x * weight)[:1], "gives results of torch.float32 [1, 8], its reference of"),
+        (lambda x, weight, eps: 1 / 0, "failed with ZeroDivisionError (division by zero)"),
+        (lambda x, weight, eps: norm_reference(x, weight, eps) * float("nan"), "differ from those of its reference"),
+    ],
+    ids=["other numbers", "other shape", "error", "nan"],
+)
+def test_a_wrong_kernel_is_replaced_and_named(kernel, told, inputs, caplog):
+    norm = _registered("norm_wrong", kernel)
+    with caplog.at_level(logging.WARNING):
+        found = [norm(*inputs), norm(*inputs)]
+    assert all(torch.equal(each, norm_reference(*inputs)) for each in found)
+    assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
+    assert 1 == len(caplog.records)
+    assert "its reference is used" in caplog.text
+
+
+def test_a_backward_kernel_is_compared_too(inputs, caplog):
+    def right(grads, x, weight, eps):
+        return kernels.gradients_of(norm_reference, grads, (x, weight, eps))
+
+    norm = _registered("norm_backward", _fast_norm)
+    calls = []
+    norm.backward(lambda *args: calls.append(1) or right(*args))
+    own = _gradients(norm, *inputs)
+    assert 2 == len(calls)
+    norm.backward(lambda grads, x, weight, eps: [grads[0], None])
+    caplog.clear()
+    for found in (own, _gradients(norm, *inputs)):
+        for one, plain in zip(found, _gradients(norm_reference, *inputs), strict=True):
+            torch.testing.assert_close(one, plain)
+    assert "gives gradients that differ" in caplog.text
+
+
+def test_another_device_has_the_reference(inputs):
+    norm = _registered("norm_elsewhere", lambda *args: 1 / 0, device_types=("cuda",))
+    assert torch.equal(norm(*inputs), norm_reference(*inputs))
+    assert {} == norm.verdicts
+
+
+def test_a_kernel_works_compiled_and_without_memory(inputs):
+    norm = _registered("norm_compiled", _fast_norm)
+    compiled = torch.compile(lambda x, weight: norm(x, weight, eps=1e-5) * 2, fullgraph=True, backend="aot_eager")
+    for own, plain in zip(_gradients(compiled, *inputs), _gradients(norm, *inputs), strict=True):
+        torch.testing.assert_close(own, 2 * plain, rtol=1e-4, atol=1e-4)
+    assert norm(torch.empty(2, 8, device="meta"), torch.empty(8, device="meta")).shape == (2, 8)
+    torch.library.opcheck(torch.ops.forgather.norm_compiled.default, (*inputs, 1e-6))
+
+
+def test_results_that_share_memory_with_the_inputs_are_copied():
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x * 2
+
+    twice = _registered("shared", both, both)
+    x = torch.ones(2, requires_grad=True)
+    first, second = twice(x)
+    (first.sum() + second.sum()).backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def _unannotated(x):
+    return x
+
+
+def _of_a_list(xs: list[Tensor]) -> Tensor:
+    return xs[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "told"),
+    [
+        ("norm", None, "has no reference"),
+        ("a b", norm_reference, "is no name of a custom kernel"),
+        (7, norm_reference, "is no name of a custom kernel"),
+        ("plain", _unannotated, "torch makes no operator of the reference of custom kernel 'plain'"),
+        ("lists", _of_a_list, "has the argument 'Tensor[] xs'"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(name, reference, told):
+    with pytest.raises(TrainingError, match="(?s).") as caught:
+        register_custom_kernel(name, reference=reference)(_fast_norm)
+    assert "FG788" == caught.value.code
+    assert told in caught.value.message
+
+
+def test_names_belong_to_one_function():
+    _registered("taken", _fast_norm)
+    _registered("taken", _fast_norm)
+    with pytest.raises(TrainingError, match="is registered already, by") as caught:
+        _registered("taken", norm_reference)
+    assert "FG788" == caught.value.code
+    with pytest.raises(TrainingError, match="no custom kernel 'token' is registered") as caught:
+        custom_kernel("token")
+    assert ("FG789", True) == (caught.value.code, "taken" in caught.value.hint)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Liger's kernels may be used where there is a GPU")
+def test_liger_needs_a_gpu_but_a_plan_does_not(caplog):
+    with pytest.raises(TrainingError, match="need a GPU with Triton") as caught:
+        use_liger_kernels(tiny_llama(), settings={})
+    assert "FG790" == caught.value.code
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        planned = nn.Linear(2, 2)
+    use_liger_kernels(planned, settings={})
+    assert "this plan is that of the model without them" in caplog.text
+
+
+def test_settings_that_liger_would_skip_are_refused():
+    known = {"rope": True, "rms_norm": True, "cross_entropy": False, "model": None}
+    check_settings({"rope": False}, known)
+    for name, told in (("ropes", "have no setting 'ropes'"), ("cross_entropy", "the loss rule computes the loss")):
+        with pytest.raises(TrainingError, match=told) as caught:
+            check_settings({name: True}, known)
+        assert "FG790" == caught.value.code
+
+
+def test_kernels_that_change_the_logits_are_an_error():
+    model = tiny_llama()
+    before = logits_of_probe(model)
+    compare_logits(before, logits_of_probe(model))
+    model.model.norm.weight.data *= 1.01
+    with pytest.raises(TrainingError, match="the logits of a probe differ by") as caught:
+        compare_logits(before, logits_of_probe(model))
+    assert "FG791" == caught.value.code
+    assert logits_of_probe(tiny_llama().to("meta")) is None
