@@ -105,32 +105,56 @@ def varlen_attention(
             )
         found: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
         return found, None
-    B, H, T, _ = query.shape
     window = sliding_window if sliding_window is not None and sliding_window < max_length_q else None
     if query.is_cuda and query.dtype in _HALF and not dropout and _is_plain(module, keywords):
-        flat_query, flat_key, flat_value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        output: Any = varlen_attn(
-            flat_query,
-            flat_key,
-            flat_value,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=key.shape[1] != H,
-        )
-        return output.view(B, T, H, -1), None
-    lengths = cu_seq_lens_q.diff().tolist()
+        return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window), None
+    return _document_by_document(module, (query, key, value), cu_seq_lens_q, window, options), None
+
+
+def _by_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    borders: Tensor,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    B, H, T, _ = query.shape
+    flat_query, flat_key, flat_value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    output: Any = varlen_attn(
+        flat_query,
+        flat_key,
+        flat_value,
+        borders,
+        borders,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=key.shape[1] != H,
+    )
+    found: Tensor = output.view(B, T, H, -1)
+    return found
+
+
+def _document_by_document(
+    module: nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    borders: Tensor,
+    window: int | None,
+    options: dict[str, Any],
+) -> Tensor:
+    B, H, T, _ = tensors[0].shape
+    lengths = borders.diff().tolist()
     # Of all rows one after the other: (1, heads, N, K).
-    rows = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
+    rows = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in tensors)
     documents = zip(*(torch.split(tensor, lengths, dim=2) for tensor in rows), strict=True)
     parts = [
         sdpa_attention_forward(module, queries, keys, values, _window_mask(queries, window), **options)[0]
         for queries, keys, values in documents
     ]
-    return torch.cat(parts, dim=1).view(B, T, H, -1), None
+    return torch.cat(parts, dim=1).view(B, T, H, -1)
 
 
 def _is_plain(module: nn.Module, keywords: dict[str, Any]) -> bool:
