@@ -8,7 +8,8 @@ transformers' own code makes the same masks as before:
 
 * A batch of one document a row without padding has no mask under sdpa, in eager mode and compiled.
 * A mask that is all ones is not passed to the model.
-* Packed and padded rows have the mask that transformers makes for them.
+* Packed and padded rows have the mask that transformers makes for them. With `attn_implementation: varlen`, packed rows
+  have no mask: the attention is given the borders of the documents (see `varlen_attention`).
 
 `AttentionInputs.left_alone` is the reason why a model keeps transformers' own detection, or None. The answer "no
 position restarts" would let tokens see other documents if a model chose positions by itself, and models may read more
@@ -33,7 +34,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, masking_utils
 
-from forgather.ml.documents import Documents
+from forgather.ml.documents import Documents, why_mixed
+from forgather.ml.varlen_attention import VARLEN, expecting_borders
 
 _MASKS = ("attention_mask", "decoder_attention_mask")
 _TABLE = Path(__file__).parent / "attention_models.json"
@@ -72,6 +74,7 @@ class AttentionInputs:
 
     def __init__(self, model: nn.Module) -> None:
         self.left_alone = why_left_alone(model)
+        self._takes_borders = self.left_alone is None and _takes_borders(model)
         if self.left_alone is None:
             _replace_detection()
 
@@ -83,21 +86,38 @@ class AttentionInputs:
         """
         if documents is None or self.left_alone is not None:
             return _NOTHING_TO_DO
-        return _answering(documents.are_packed, documents.are_padded)
+        takes_borders = self._takes_borders and documents.are_packed
+        return _answering(documents.are_packed, documents.are_padded, takes_borders=takes_borders)
 
-    def without_whole_masks(self, inputs: Mapping[str, Any], documents: Documents | None) -> Mapping[str, Any]:
-        """Returns the inputs of a model without masks that hide nothing.
+    def completed(self, inputs: Mapping[str, Any], documents: Documents | None) -> Mapping[str, Any]:
+        """Returns the inputs of a model without masks that hide nothing, and with the borders of packed documents.
 
         Args:
             inputs: the inputs of the model.
             documents: the documents of the batch; None if nothing is known.
         """
-        if documents is None or self.left_alone is not None or documents.are_padded is not False:
+        if documents is None or self.left_alone is not None:
             return inputs
         if documents.are_packed:
             # Next to a mask, transformers ignores positions. Models that were to mix documents must go on to do so.
+            return {**inputs, **_borders(inputs, documents)} if self._takes_borders else inputs
+        if documents.are_padded is not False:
             return inputs
         return {name: value for name, value in inputs.items() if name not in _MASKS or not _is_padding_mask(value)}
+
+
+def _takes_borders(model: nn.Module) -> bool:
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    # Models for flash attention pass keywords and sliding windows on to their attention.
+    is_varlen = all(part.config._attn_implementation == VARLEN and part._supports_flash_attn for part in parts)
+    return is_varlen and why_mixed(model) is None
+
+
+def _borders(inputs: Mapping[str, Any], documents: Documents) -> dict[str, Any]:
+    device = next(value.device for value in inputs.values() if isinstance(value, Tensor))
+    borders = documents.borders.to(device, non_blocking=True)
+    lengths = dict.fromkeys(("max_length_q", "max_length_k"), documents.longest)
+    return {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, **lengths}
 
 
 def padded_rows(batch: Mapping[str, Any]) -> tuple[bool, ...] | None:
@@ -164,11 +184,12 @@ def _why_unknown_functions() -> str | None:
 
 
 @contextlib.contextmanager
-def _answering(are_packed: bool, are_padded: bool | None) -> Iterator[None]:
+def _answering(are_packed: bool, are_padded: bool | None, *, takes_borders: bool) -> Iterator[None]:
     before = _answers.are_packed, _answers.are_padded
     _answers.are_packed, _answers.are_padded = are_packed, are_padded
     try:
-        yield
+        with expecting_borders() if takes_borders else _NOTHING_TO_DO:
+            yield
     finally:
         _answers.are_packed, _answers.are_padded = before
 

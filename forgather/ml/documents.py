@@ -32,7 +32,7 @@ TOO_LONG = "FG864"
 """The code of the warning that rows have more tokens than the model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 # The attention implementations for which transformers builds masks.
-_MASKED = frozenset({"eager", "sdpa", "flex_attention"})
+_MASKED = frozenset({"eager", "sdpa", "flex_attention", "varlen"})
 # Weak sets: a warning must not keep a model in memory.
 _WARNED: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
 
@@ -103,7 +103,16 @@ class Documents:
         starts = self.starts_BT.flatten().nonzero().flatten()
         return torch.diff(starts, append=starts.new_tensor([self.rows * self.row_length]))
 
-    @property
+    @functools.cached_property
+    def borders(self) -> Tensor:
+        """The borders of the documents if all rows follow one another, as kernels for variable lengths take them.
+
+        Shapes:
+            (D + 1,), int32, on the host.
+        """
+        return F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+    @functools.cached_property
     def longest(self) -> int:
         """The length of the longest document, or 0 for an empty batch.
 

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 # Metrics that differ between two equal runs.
-_OF_THE_MACHINE = re.compile(r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^mfu$")
+_OF_THE_MACHINE = re.compile(
+    r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^(mfu|recompilations)$"
+)
 _CHUNK_BYTES = 1 << 16
 _LONGEST_NUMBER = 300
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -187,7 +187,7 @@ class ModelInputs:
         documents = known_documents(batch)
         with self._no_cache.in_force(), self._attention.in_force(documents):
             if isinstance(inputs, Mapping):
-                inputs = self._attention.without_whole_masks(inputs, documents)
+                inputs = self._attention.completed(inputs, documents)
                 return model(**{**inputs, **self._no_cache.keywords})
             if isinstance(inputs, tuple | list):
                 return model(*inputs, **self._no_cache.keywords)

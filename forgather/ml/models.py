@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+import forgather.ml.varlen_attention  # noqa: F401 - models may name this attention
 from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_template import stop_token_ids

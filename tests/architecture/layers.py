@@ -219,7 +219,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    vocabulary
+    varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
     attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
@@ -278,7 +278,7 @@ strategies:
     strategy.pipeline.idle
 trainers:
     trainer.row_fit
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.recompilation trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.device_copies trainer.length_groups trainer.row_order

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from forgather.ml.attention_inputs import padded_rows
+from forgather.ml.documents import Documents
+from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.trainer.data_rng import IsolatedRNG
 from forgather.ml.trainer.stream_batches import is_iterable
 
@@ -65,7 +68,18 @@ def masked(batch: Any, masking: Masking) -> Any:
     if not isinstance(batch, Mapping):
         return batch
     changed = {name: _changed(name, item, masking) for name, item in batch.items()}
+    if DOCUMENTS in batch:
+        # Those of the batch before its rows were repeated or masked would say that it has no mask.
+        return changed | {DOCUMENTS: _documents(changed)}
     return batch if all(changed[name] is item for name, item in batch.items()) else changed
+
+
+def _documents(batch: Mapping[str, Any]) -> Documents:
+    main = batch.get("input_ids", batch.get("inputs_embeds"))
+    positions = batch.get(_POSITIONS) if batch.get(_MASK) is None else None
+    positions = positions if isinstance(positions, Tensor) and positions.dim() == 2 else None
+    assert isinstance(main, Tensor), "documents are those of tokens"  # noqa: S101
+    return Documents(positions, (main.shape[0], main.shape[1]), padded_rows=padded_rows(batch))
 
 
 def _changed(name: str, item: Any, masking: Masking) -> Any:

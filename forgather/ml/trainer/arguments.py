@@ -108,11 +108,13 @@ class TrainingArguments:
         tf32: whether float32 matrix products may use TensorFloat-32 on CUDA; None leaves torch's setting unchanged.
         use_liger_kernel: whether the model gets the kernels of the library Liger, which need a GPU.
         liger_kernel_config: which of them, by the keywords of Liger's function for the model, such as {"rope": False}.
-        torch_compile: whether to compile the model with `torch.compile`.
+        torch_compile: whether to compile the model with `torch.compile`, by blocks or whole (`torch_compile_regions`).
+            Recompilations after the warm-up are counted, and each is reported ([FG713]).
         torch_compile_backend, torch_compile_mode: the arguments of `torch.compile`. Setting either one turns
             `torch_compile` on.
-        torch_compile_regions: whether to compile the repeated blocks of the model instead of the whole model. Equal
-            blocks are compiled once, and each block can be sharded separately.
+        torch_compile_regions: whether to compile the repeated blocks of the model (true, and also the default of a
+            compiled model) or the whole model (false). Equal blocks are compiled once, and each block can be sharded
+            separately. A model without repeated blocks is compiled as a whole. True turns `torch_compile` on.
         gradient_checkpointing: whether to recompute activations in the backward pass.
         gradient_checkpointing_kwargs: the arguments of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`;
             `mode` ("full", or "selective" to keep matrix products and attention), `every_n_layers` (the first of so
@@ -269,7 +271,7 @@ class TrainingArguments:
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
-    torch_compile_regions: bool = False
+    torch_compile_regions: bool | None = None
     gradient_checkpointing: bool = False
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
     logging_strategy: str = "steps"

@@ -51,7 +51,7 @@ def preparation(args: TrainingArguments) -> list[Step]:
             compile_model,
             backend=args.torch_compile_backend or "inductor",
             mode=args.torch_compile_mode,
-            by_blocks=args.torch_compile_regions,
+            by_blocks=args.torch_compile_regions is not False,
         )
         # Compilation comes last: it has to see the forward methods that recompute activations.
         steps.append(compiles)

@@ -43,6 +43,7 @@ from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.meter import Meter
 from forgather.ml.trainer.parameter_groups import base_group, rates_by_name
 from forgather.ml.trainer.rate_scale import ScaledSchedule
+from forgather.ml.trainer.recompilation import Recompilations
 from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
 from forgather.ml.trainer.resume_checks import Meanings, meaning_facts
 from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
@@ -105,6 +106,7 @@ class Run:
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.utilization = Utilization(str(self.args.logging_dir))
+        self.recompilations = Recompilations(enabled=self.args.torch_compile)
         self.clock = StepClock(lambda: bool(session.dispatcher.listeners("on_step_record")), self._send_record)
         self.guard = choose_guard(
             self.args,
@@ -385,6 +387,7 @@ class Run:
             skips_padding = self.args.include_num_input_tokens_seen == "non_padding"
             state.num_input_tokens_seen += window.num_unpadded if skips_padding else window.num_tokens
         self.in_update = False
+        self.recompilations.end_step(state.global_step)
         self.clock.finish(state.global_step, loss, update, window, self.guard.bad)
         after_step(self.args, state, control)
         control.should_save |= self.saver.is_due()
@@ -465,7 +468,7 @@ class Run:
         values = self.meter.line() | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
-        values |= self.utilization.metrics(values)
+        values |= self.utilization.metrics(values) | self.recompilations.metrics()
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
         self.saver.written_step = -1
         with self.meter.paused():

@@ -362,6 +362,7 @@ class Trainer(WithOwnLoss):
             self._abandon(run, error)
             raise
         finally:
+            run.recompilations.close()
             run.requests.close(ended)
             remove_noise_from_embeddings(self.model)
 
@@ -475,7 +476,7 @@ class Trainer(WithOwnLoss):
         run.end_saves()
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
-        metrics = run.meter.summary() | run.tokens_seen()
+        metrics = run.meter.summary() | run.tokens_seen() | run.recompilations.metrics()
         if self.args.data_retries:
             metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         if self.args.bad_rows != STOP:

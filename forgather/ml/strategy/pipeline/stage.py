@@ -308,7 +308,7 @@ class _StageForward:
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
         documents = self.documents
-        keywords = {**self._attention.without_whole_masks(keywords, documents), **self._no_cache.keywords}
+        keywords = {**self._attention.completed(keywords, documents), **self._no_cache.keywords}
         given, name = states, self._input_name
         if not part.is_first:
             given = ContiguousGradient.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]

@@ -1,0 +1,96 @@
+"""Packed rows by the lengths of their documents: each document is computed as if it were alone, and no mask is made."""
+
+import functools
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forgather.errors import TrainingError
+from forgather.ml.model_inputs import ModelInputs
+from forgather.ml.varlen_attention import VARLEN, expecting_borders, varlen_attention
+from tests.ml.packed_rows import leak, two_documents
+from tests.ml.test_attention_inputs import IDS, LENGTH, PACKED, ROWS, batch_of, before
+from tests.ml.test_documents import MODELS, RECOMPUTED, make, train_once
+
+
+class LargestMask(TorchDispatchMode):
+    """The number of elements of the largest tensor of booleans."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype is torch.bool:
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_document_is_computed_as_if_it_were_alone(name):
+    model = make(name, VARLEN)
+    inputs = ModelInputs(model)
+    with torch.no_grad():
+        packed = inputs.call(model, inputs.prepared({"input_ids": IDS, "position_ids": PACKED})).logits
+        plain = make(name, "sdpa")
+        for part in (slice(0, 5), slice(5, LENGTH)):
+            alone = plain(IDS[:, part], use_cache=False).logits
+            torch.testing.assert_close(alone, packed[:, part], atol=1e-6, rtol=0)
+        # Rows of which only one is packed.
+        positions = torch.cat([PACKED[:1], torch.arange(LENGTH).expand(ROWS - 1, -1)])
+        mixed = inputs.call(model, inputs.prepared({"input_ids": IDS, "position_ids": positions})).logits
+        torch.testing.assert_close(packed[:1], mixed[:1], atol=1e-6, rtol=0)
+        torch.testing.assert_close(plain(IDS, use_cache=False).logits[1:], mixed[1:], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, RECOMPUTED], ids=["", "recomputed"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_training_gives_the_weights_of_a_training_with_masks(name, settings, tmp_path):
+    trained = [
+        train_once(two_documents(1), tmp_path, functools.partial(make, name, attention), **settings)["after"]
+        for attention in ("sdpa", VARLEN)
+    ]
+    for expected, actual in zip(*trained, strict=True):
+        torch.testing.assert_close(expected, actual, atol=1e-6, rtol=0)
+    assert leak(lambda rows: train_once(rows, tmp_path, functools.partial(make, name, VARLEN), **settings)) <= 1e-6
+
+
+def test_packed_rows_have_no_mask():
+    found = {}
+    for attention in ("sdpa", VARLEN):
+        model = make("llama", attention)
+        inputs = ModelInputs(model)
+        prepared = inputs.prepared(batch_of("llama", "packed"))
+        with LargestMask() as mask, torch.no_grad():
+            inputs.call(model, prepared)
+        found[attention] = mask.elements
+    # Of varlen, one flag a token is left.
+    assert {"sdpa": ROWS * LENGTH * LENGTH, VARLEN: ROWS * LENGTH} == found
+
+
+@pytest.mark.parametrize("kind", ["no mask", "ones", "padded right", "padded left"])
+def test_batches_of_one_document_a_row_are_those_of_sdpa(kind):
+    model = make("mistral", VARLEN)
+    inputs = ModelInputs(model)
+    with torch.no_grad():
+        prepared = inputs.prepared(batch_of("mistral", kind))
+        assert torch.equal(before(make("mistral", "sdpa"), prepared), inputs.call(model, prepared).logits)
+
+
+def test_a_model_that_keeps_the_borders_to_itself_is_refused():
+    layer, rows = torch.nn.Identity(), [torch.ones(1, 2, 3, 4)] * 3
+    with expecting_borders(), pytest.raises(TrainingError, match="does not pass their borders") as excinfo:
+        varlen_attention(layer, *rows, None)
+    assert "FG714" == excinfo.value.code
+    assert (1, 3, 2, 4) == varlen_attention(layer, *rows, None)[0].shape
+
+
+def test_the_kernel_of_a_gpu_is_called_with_the_borders():
+    """Without a GPU, shapes alone are known."""
+    with FakeTensorMode():
+        query = torch.empty(2, 4, 6, 8, device="cuda", dtype=torch.bfloat16)
+        key = torch.empty(2, 2, 6, 8, device="cuda", dtype=torch.bfloat16)
+        borders = torch.empty(4, dtype=torch.int32, device="cuda")
+        output, _ = varlen_attention(torch.nn.Identity(), query, key, key, None, cu_seq_lens_q=borders, max_length_q=6)
+    assert ((2, 6, 4, 8), "cuda") == (tuple(output.shape), output.device.type)
