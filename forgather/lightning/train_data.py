@@ -99,6 +99,9 @@ class LoaderBatches:
         return self.num_batches
 
     rows_left_out = 0
+    has_streams = False
+    copies_ahead = False
+    may_be_read_early = False
 
     @property
     def batch(self) -> int:
@@ -148,12 +151,13 @@ class LoaderBatches:
                 "end of an epoch otherwise",
             )
 
-    def windows(self, rule: LossRule, *, step: int = 0) -> Iterator[Window]:
+    def windows(self, rule: LossRule, *, step: int = 0, padded: bool = False) -> Iterator[Window]:
         """Returns the windows of the epoch, from the current position on.
 
         Args:
             rule: the loss rule, which is not used.
             step: the number of optimizer steps that are done, on which the number of micro-batches may depend.
+            padded: not used, because no batches are read by virtual streams.
         """
         if self._opened is None:
             self.open()

@@ -163,6 +163,7 @@ def nested(keys, value):
 FSDP = AccelTrainingArguments.RULES.settings["fsdp_config"]["keys"]
 # FSDP2 does these anyway.
 USUAL = {"backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True, "reshard_after_forward": True}
+USUAL |= {"wrap_embeddings": True}
 VALUES = {
     "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
     "auto_wrap_policy": "NO_WRAP",
@@ -177,6 +178,7 @@ VALUES = {
     "sharding_strategy": "SHARD_GRAD_OP",
     "version": 1,
     "use_orig_params": False,
+    "wrap_embeddings": False,
 }
 
 

@@ -49,7 +49,7 @@ from forgather.ml.trainer.data_changes import (
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
-from forgather.ml.trainer.loader_options import loader_options, usual_workers
+from forgather.ml.trainer.loader_options import loader_options, reading_draws_nothing, usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
@@ -111,6 +111,8 @@ class RankBatches:
         self._generator = torch.Generator().manual_seed(0)
         self._sampler: RankBatchSampler | None = None
         self._stream: SeededStream | None = None
+        self.may_be_read_early = True
+        """Whether reading a batch draws no number of the run's global random state."""
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self.retries = Retries(options.pop("retries", 0))
         self.bad_rows = BadRows(options.pop("bad_rows", STOP), self.retries)
@@ -156,6 +158,7 @@ class RankBatches:
         else:
             by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
             apart = draws_apart or self.workers > 0 or by_epoch
+            self.may_be_read_early = apart or reading_draws_nothing(dataset, collate)
             groups = LengthGroups(row_lengths(dataset), group_rows) if group_rows else None
             self._sampler = RankBatchSampler(
                 len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
@@ -371,6 +374,11 @@ class TrainBatches:
         """Whether the next window is read, and copied to the accelerator, while the device computes a step."""
         # Rows with numbers that workers read: reading them early draws no number and moves no position.
         return self._copies_ahead and self.num_rows is not None and self._own.workers > 0
+
+    @property
+    def may_be_read_early(self) -> bool:
+        """Whether reading a window before its step leaves the numbers that the step draws as they are."""
+        return self._own.may_be_read_early
 
     @property
     def loader(self) -> DataLoader[Any]:

@@ -59,9 +59,22 @@ def usual_workers(dataset: Any, collate: Any, device: torch.device) -> int:
         collate: the collator.
         device: the device that trains.
     """
-    draws = not (collate is default_data_collator or type(collate) in _DRAW_NOTHING or is_default_collate(collate))
-    is_known = _stores_rows(dataset) and not draws
+    is_known = _stores_rows(dataset) and _draws_nothing(collate)
     return USUAL_WORKERS if device.type != "cpu" and is_known else 0
+
+
+def reading_draws_nothing(dataset: Any, collate: Any) -> bool:
+    """Returns whether reading a batch is known to draw no random number.
+
+    Args:
+        dataset: the data set.
+        collate: the collator.
+    """
+    return (_stores_rows(dataset) or type(dataset) in (list, tuple)) and _draws_nothing(collate)
+
+
+def _draws_nothing(collate: Any) -> bool:
+    return collate is default_data_collator or type(collate) in _DRAW_NOTHING or is_default_collate(collate)
 
 
 def _stores_rows(dataset: Any) -> bool:

@@ -270,7 +270,8 @@ class Run:
     def _looks_ahead(self) -> bool:
         # A callback of the user may change what is read next, or end the run or the epoch before it is read.
         state = self.session.state
-        return state.global_step + 1 < state.max_steps and not has_foreign(self.session.dispatcher.callbacks)
+        is_last = state.global_step + 1 >= state.max_steps
+        return self.data.may_be_read_early and not is_last and not has_foreign(self.session.dispatcher.callbacks)
 
     def _send_record(self, record: StepRecord) -> None:
         self.session.send("on_step_record", record=record, report=self.session.report)
