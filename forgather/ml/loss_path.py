@@ -195,12 +195,23 @@ class LossPath:
 
         Shapes:
             targets_BT: (B, T). The sum is a scalar.
+
+        Raises:
+            TrainingError: FG712 if the model computes another number of positions than the batch has targets.
         """
 
         # As with logits, a z-loss is not part of an evaluation.
         terms = self._terms if torch.is_grad_enabled() else replace(self._terms, z_loss=0.0)
 
         def loss(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, words: VocabularySlice | None) -> Tensor:
+            if hidden_ND.shape[0] != targets_BT.numel():
+                raise TrainingError(
+                    f"the head of the model got {hidden_ND.shape[0]} positions, and the batch has "
+                    f"{targets_BT.numel()} targets",
+                    code="FG712",
+                    hint="take an adapter that adds no positions, or give one label for each position that the model "
+                    "computes",
+                ).about("model")
             return self._kernel(
                 hidden_ND,
                 weight_VD,

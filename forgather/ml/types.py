@@ -61,6 +61,8 @@ class Window:
         is_last: whether this rank has no further row in the epoch. Only the windows of virtual streams say so; they go
             on with padding until the last rank has no further row.
         is_full: whether this rank has a row in each place of the micro-batches.
+        counts: the copy of the sums of all counts that is on its way to the host; None if the counts are sums already.
+            It belongs to the window, because several windows may be under way at once.
 
     Shapes:
         num_valid: a scalar, if it is a tensor.
@@ -73,6 +75,7 @@ class Window:
     num_unpadded: int = 0
     is_last: bool = False
     is_full: bool = True
+    counts: Any = None
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import (
     CohereConfig,
@@ -444,3 +445,16 @@ def test_a_missing_library_is_named(monkeypatch):
 def test_an_unknown_kernel_is_named(tmp_path):
     with pytest.raises(TrainingError, match="linear_cross_entropy"):
         arguments(tmp_path, linear_cross_entropy="triton")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_a_model_that_adds_positions_is_refused():
+    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = get_peft_model(tiny_llama(), adapter)
+    rule = loss_rule(model, path=PathSettings(kernel=True, chunk_size=4))
+    ids = torch.arange(20).reshape(2, 10)
+    batch = rule.prepared({"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)})
+    rule.path.examine(model, batch, lambda row: rule.output(model, row))
+    with pytest.raises(TrainingError, match="26 positions, and the batch has 20 targets") as raised:
+        rule.total(model, batch)
+    assert "FG712" == raised.value.code

@@ -76,7 +76,8 @@ class SequenceParts:
         documents: Documents = batch[DOCUMENTS]
         rows, length = documents.rows, documents.row_length
         added = -length % self._size
-        whole = _whole_rows(batch, added)
+        extended = _extended_documents(documents, added)
+        whole = _whole_rows(batch, extended, added)
         first = self._rank * (whole.length // self._size)
         mine = slice(first, first + whole.length // self._size)
         positions_BT = batch.get("position_ids")
@@ -88,7 +89,8 @@ class SequenceParts:
             "position_ids": _with_positions(positions_BT, added)[:, mine].expand(rows, -1),
             # With a mask, transformers does not look for documents in the positions of the part.
             "attention_mask": torch.ones(rows, whole.length // self._size, dtype=torch.bool),
-            DOCUMENTS: documents,
+            # Those of whole rows: `attn_implementation: varlen` is given the borders of all positions.
+            DOCUMENTS: extended,
             _WHOLE: whole,
         }
         if (targets_BT := batch.get(SHIFTED)) is not None:
@@ -141,10 +143,24 @@ def _refuse_batch(batch: Any) -> None:
         )
 
 
-def _whole_rows(batch: Mapping[str, Any], added: int) -> WholeRows:
-    """Returns what attention must know of the rows of a batch, extended by some positions."""
-    documents: Documents = batch[DOCUMENTS]
-    length = documents.row_length + added
+def _extended_documents(documents: Documents, added: int) -> Documents:
+    """Returns the documents of rows that are extended by some positions, which are a document of their own."""
+    if not added or not documents.are_packed or documents.positions_BT is None:
+        return documents
+    positions_BT = _with_positions(documents.positions_BT, added)
+    shape = (documents.rows, documents.row_length + added)
+    return Documents(positions_BT, shape, padded_rows=documents.padded_rows)
+
+
+def _whole_rows(batch: Mapping[str, Any], documents: Documents, added: int) -> WholeRows:
+    """Returns what attention must know of the rows of a batch, extended by some positions.
+
+    Args:
+        batch: the prepared batch.
+        documents: the documents of the extended rows.
+        added: the number of positions by which the rows are extended.
+    """
+    length = batch["input_ids"].shape[1] + added
     mask_BT = batch.get("attention_mask")
     if isinstance(mask_BT, Tensor):
         # transformers ignores positions if there is a mask; `prepared` has removed the mask of packed rows.
@@ -152,15 +168,11 @@ def _whole_rows(batch: Mapping[str, Any], added: int) -> WholeRows:
     if not documents.are_packed:
         # Later positions are invisible to earlier ones: what is added needs no mask.
         return WholeRows(length)
-    # What is added is a document of its own.
-    starts_BT = F.pad(documents.starts_BT, (0, added), value=False)
-    if added:
-        starts_BT[:, documents.row_length] = True
     assert documents.positions_BT is not None, "packed rows have positions"  # noqa: S101
     return WholeRows(
         length,
-        documents_BT=starts_BT.long().cumsum(dim=1) - 1,
-        positions_BT=_with_positions(documents.positions_BT, added).expand(documents.rows, -1),
+        documents_BT=documents.starts_BT.long().cumsum(dim=1) - 1,
+        positions_BT=documents.positions_BT.expand(documents.rows, -1),
     )
 
 

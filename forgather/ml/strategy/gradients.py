@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
 
 from forgather.ml.host_reads import host_can_read
@@ -70,7 +70,8 @@ def share_of_squares(
 ) -> Tensor:
     """Returns what this rank adds to the square of the norm of all gradients: summed over all ranks, it is the square.
 
-    Sends nothing, so that the sum can be part of a collective that a step has anyway.
+    The sum can be part of a collective that a step has anyway. Sends nothing, unless a gradient is a DTensor of partial
+    sums, which every rank of its mesh then completes.
 
     Args:
         parameters: the parameters on this rank. A parameter that is given several times is counted once.
@@ -84,7 +85,7 @@ def share_of_squares(
     left_out = {id(parameter) for parameter in weights_counted_once}
     by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in {id(parameter): parameter for parameter in parameters}.values():
-        gradient = parameter.grad
+        gradient = None if parameter.grad is None else _without_partial_sums(parameter.grad)
         if gradient is not None and id(parameter) not in left_out and _counts_here(gradient, coordinates):
             local = local_part(gradient)
             by_device.setdefault((local.device, local.dtype), []).append(local)
@@ -93,6 +94,15 @@ def share_of_squares(
         norms = torch.stack(torch._foreach_norm(gradients))
         squares += norms.to(device, torch.float64).square().sum()
     return squares
+
+
+def _without_partial_sums(gradient: Tensor) -> Tensor:
+    """Returns a gradient of which no rank has only a part of the sum, as some parallel styles of torch leave it."""
+    if not isinstance(gradient, DTensor) or not any(place.is_partial() for place in gradient.placements):
+        return gradient
+    places = [Replicate() if place.is_partial() else place for place in gradient.placements]
+    whole: Tensor = gradient.redistribute(placements=places)
+    return whole
 
 
 def _counts_here(gradient: Tensor, coordinates: Mapping[str, int]) -> bool:

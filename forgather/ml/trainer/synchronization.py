@@ -44,6 +44,8 @@ class _Ahead:
     window: Window | None = None
     error: Exception | None = None
     present: float | None = None
+
+
 class StreamPosition(Protocol):
     """What `RunSync.stream_windows` needs of the training data."""
 
@@ -81,8 +83,6 @@ class RunSync:
         self._source: Iterator[Window] | None = None
         self._has_length = True
         self._ahead: _Ahead | None = None
-        self._counts: AsyncHostCopy | None = None
-        self._next_counts: AsyncHostCopy | None = None
         self._sums: AsyncHostCopy | None = None
         self._stop_sum: collectives.AsyncSum | None = None
         self._stop: KeyboardInterrupt | None = None
@@ -103,7 +103,7 @@ class RunSync:
         Raises:
             DistributedError: FG855 if the data has no length and ends earlier on one process than on another.
         """
-        self._source, self._has_length, self._ahead, self._next_counts = own, has_length, None, None
+        self._source, self._has_length, self._ahead = own, has_length, None
         number = 0
         while True:
             ahead, self._ahead = self._ahead, None
@@ -125,8 +125,7 @@ class RunSync:
             raise ahead.error
         if not self._has_length and ahead.present is not None:
             collectives.refuse_some(int(ahead.present), number)
-        self._counts, self._next_counts = self._next_counts, None
-        if ahead.window is not None and self._counts is not None and host_can_read(self._device):
+        if ahead.window is not None and host_can_read(self._device):
             self.set_host_counts(ahead.window)
         return ahead.window
 
@@ -143,7 +142,7 @@ class RunSync:
         Raises:
             TrainingError: FG958, on every process, if more rows were left out than may be.
         """
-        self._source, self._ahead, self._next_counts = None, None, None
+        self._source, self._ahead = None, None
         for window in own:
             found = 2.0 if window.num_rows else 0.0 if window.is_last else 1.0
             if data.drops_last:
@@ -163,7 +162,7 @@ class RunSync:
 
     def _add_counts(self, window: Window) -> None:
         counts = self._strategy.reduce(self._on_device([0.0, *_sizes(window)], window))
-        self._counts = AsyncHostCopy(counts)
+        window.counts = AsyncHostCopy(counts)
         if host_can_read(self._device):
             window.num_valid = counts[0].item()
             self.set_host_counts(window)
@@ -189,9 +188,9 @@ class RunSync:
 
         A window is the micro-batches of one optimizer step.
         """
-        if self._counts is not None:
-            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, self._counts.read().tolist()[:4])
-            self._counts = None
+        if window.counts is not None:
+            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, window.counts.read().tolist()[:4])
+            window.counts = None
 
     def step(
         self, share: Tensor, squares: Tensor | None = None, *, looks_ahead: bool = False
@@ -244,7 +243,7 @@ class RunSync:
         ahead.present = present
         if ahead.window is not None and self._counts_differ:
             ahead.window.num_valid = valid
-            self._next_counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
+            ahead.window.counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
 
     @staticmethod
     def _read_ahead(source: Iterator[Window]) -> _Ahead:

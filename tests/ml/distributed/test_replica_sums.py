@@ -5,12 +5,22 @@ import hashlib
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forgather.ml.strategy.gradients import GradientSums
 from tests.matrix import thinned
 from tests.ml.distributed.cells import SCHEDULES as STAGES
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.distributed.pipeline_runs import SCHEDULES, make_gpt2, make_tied_llama, pipeline, recipe, train, windows
+from tests.ml.distributed.pipeline_runs import (
+    SCHEDULES,
+    make_gpt2,
+    make_tied_llama,
+    pipeline,
+    recipe,
+    single_run,
+    train,
+    windows,
+)
 
 LOOP, V = "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"
 ROWS = 8
@@ -63,6 +73,31 @@ def test_sums_that_overlap_have_the_bits_of_sums_at_the_end(make_model, schedule
         # A weight that is tied to another stage of the rank waits for that stage.
         assert all(starts for _, starts, _ in events[STAGES[schedule] - 1 :: STAGES[schedule]])
     assert [1, 1] == [len(found) for found in digests.values()]
+
+
+def make_qwen3():
+    """A model whose norms of queries and keys are whole on every rank that slices its heads."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "vocab_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes)).double()
+
+
+def of_sliced_replicas():
+    found = []
+    for overlaps in (True, False):
+        settings = {"schedule_class": LOOP, "pipeline_chunks": 2, "overlap_grad_reduce": overlaps}
+        strategy = pipeline(recipe(make_qwen3), world=4, data=2, tensor=2, rows=ROWS // 2, **settings)
+        topology = strategy.topology
+        found.append(train(strategy, windows(2, 1, ROWS), dp_rank=topology.dp_rank, dp_size=topology.dp_size))
+    return found
+
+
+def test_gradients_of_slices_are_summed_over_slices_and_replicas():
+    _, norms, *_ = single_run(recipe(make_qwen3), windows(2, 1, ROWS))
+    for ranks in run_ranks(4, of_sliced_replicas):
+        for _, found in ranks:
+            assert norms == pytest.approx(found, rel=1e-9)
 
 
 class SumsTooEarly(GradientSums):

@@ -68,9 +68,15 @@ def _distances(cases):
 
 # The soft cap of Gemma 2 is part of eager attention alone.
 PAIRS = [(family, name) for family in FAMILIES for name in ("sdpa", "eager") if (family, name) != ("gemma2", "sdpa")]
+PAIRS += [("llama", "varlen"), ("mistral", "varlen")]
 CASES = [(*pair, kind) for pair in PAIRS for kind in KINDS]
 _QUICK = {
-    2: [("mistral", "sdpa", "uneven packed"), ("gemma3", "eager", "whole"), ("gpt2", "sdpa", "padded first")],
+    2: [
+        ("mistral", "sdpa", "uneven packed"),
+        ("llama", "varlen", "uneven packed"),
+        ("gemma3", "eager", "whole"),
+        ("gpt2", "sdpa", "padded first"),
+    ],
     4: [("llama", "sdpa", "packed"), ("mistral", "sdpa", "uneven")],
 }
 
@@ -112,7 +118,7 @@ def _positions_of_the_part():
 def _masks_without_documents():
     """A negative control: attention knows nothing of the documents of whole rows."""
     inner = context_parallel._whole_rows
-    context_parallel._whole_rows = lambda batch, added: WholeRows(batch["input_ids"].shape[1] + added)
+    context_parallel._whole_rows = lambda batch, documents, added: WholeRows(batch["input_ids"].shape[1] + added)
     try:
         yield
     finally:

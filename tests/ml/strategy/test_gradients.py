@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
-from forgather.ml.strategy.gradients import clip_grads, grad_norm
+from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares
 from tests.ml.distributed.gang import run_ranks
 
 
@@ -71,3 +72,20 @@ def test_clipping_is_that_of_torch_and_leaves_a_norm_below_the_limit(max_norm):
     torch.nn.utils.clip_grad_norm_(theirs, max_norm)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(other.grad, one.grad, rtol=1e-6, atol=0)
+
+
+def _norms_of_partial_sums():
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    layer = torch.nn.LayerNorm(8)
+    parallelize_module(layer, mesh, SequenceParallel(use_local_output=False), src_data_rank=None)
+    output = layer(distribute_tensor(torch.arange(64.0).sin().reshape(2, 4, 8), mesh, [Shard(1)]))
+    (output * output).sum().full_tensor().backward()
+    place = {"dp_shard": 0, "tp": mesh.get_local_rank()}
+    squares = share_of_squares(layer.parameters(), place, torch.device("cpu"))
+    torch.distributed.all_reduce(squares)
+    return float(squares.sqrt()), float(grad_norm(layer.parameters()))
+
+
+def test_partial_sums_of_a_gradient_are_added_before_their_norm_is_taken():
+    for found, expected in run_ranks(2, _norms_of_partial_sums, start_group=True):
+        assert pytest.approx(expected, rel=1e-6) == found

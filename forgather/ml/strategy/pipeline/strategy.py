@@ -327,12 +327,13 @@ class Pipeline(ModelStrategy):
         return size
 
     def _reduce_gradients(self) -> None:
-        if self._partial_over_slices:
-            sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
+        # First of all, since the sums over replicas write into the gradients until they have ended.
+        summed = set() if self._sums is None else self._sums.finish()
         if self._sharding is None and self.topology.dp_size > 1:
-            summed = set() if self._sums is None else self._sums.finish()
             rest = [parameter for parameter in self._parameters if parameter not in summed]
             sum_gradients(rest, self.mesh.dp_group, self.topology.device)
+        if self._partial_over_slices:
+            sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
         sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
 
     def share_of_squares(self) -> Tensor | None:
