@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import keyword
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,6 +38,7 @@ _log = get_logger(__name__)
 _NAMESPACE = "forgather"
 _TYPES = ("Tensor", "int", "SymInt", "float", "bool", "str", "ScalarType")
 """The types of arguments, as torch writes them, that a kernel may have."""
+_GRADIENT = "{}_backward"
 _kernels: dict[str, CustomKernel] = {}
 
 _KEYS = torch._C.DispatchKey
@@ -92,7 +95,15 @@ class CustomKernel:
         Args:
             function: a function of the gradients of the outputs (a list) and of the inputs. It returns the gradient of
                 each floating-point tensor among the inputs, in their order.
+
+        Raises:
+            TrainingError: FG788 if it cannot be called.
         """
+        if not callable(function):
+            raise _refusal(
+                f"the backward pass of custom kernel {self.name!r} is {shown(function)}",
+                "give a function of its gradients",
+            )
         self._backward = function
         self.verdicts.clear()
         return function
@@ -121,17 +132,25 @@ class CustomKernel:
 
     def _problem(self, args: Sequence[Any]) -> str | None:
         """Returns why the kernel cannot be used for such arguments; None if it equals the reference."""
-        expected = _tuple(self.reference(*args))
+        reference = self.reference(*args)
+        expected = _tuple(reference)
+        # A kernel that writes into its arguments must not change those of the run.
+        given = [value.clone() if isinstance(value, Tensor) else value for value in args]
         try:
-            found = _tuple(self.kernel(*args))
-            problem = self._difference("results", found, expected)
+            made = self.kernel(*given)
+            found = _tuple(made)
+            if isinstance(made, tuple | list) != isinstance(reference, tuple | list):
+                return f"gives {type(made).__name__}, its reference {type(reference).__name__}"
+            problem = _change(given, args) or self._difference("results", found, expected)
             if problem is None and self._backward is not None:
                 # Ones would hide a kernel that ignores the gradients of its outputs.
                 grads = [
                     torch.linspace(-1, 1, out.numel(), device=out.device).reshape(out.shape).to(out) for out in expected
                 ]
-                own = _without_none(self._backward(grads, *args), args)
-                problem = self._difference("gradients", own, gradients_of(self.reference, grads, args))
+                given_grads = [grad.clone() for grad in grads]
+                own = _without_none(self._backward(given_grads, *given), args)
+                problem = _change([*given_grads, *given], [*grads, *args])
+                problem = problem or self._difference("gradients", own, gradients_of(self.reference, grads, args))
         except torch.OutOfMemoryError:
             # The reference would not fit either.
             raise
@@ -166,10 +185,20 @@ def register_custom_kernel(
 
     Raises:
         TrainingError: FG788 if the name is no identifier or belongs to another function, if there is no reference, or
-            if torch cannot make an operator of it.
+            if torch cannot make an operator of it; if the devices or the tolerance are none, or nothing can be called.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise _refusal(f"{shown(name)} is no name of a custom kernel", "give a name of letters, digits and _")
+    if name.startswith("__"):
+        raise _refusal(f"{name!r} is a name of Python's own, and no custom kernel can have it", "give another name")
+    # torch's operator for the gradients of a kernel has the name of the kernel and this ending.
+    if other := next((one for one in _kernels if _GRADIENT.format(one) == name or _GRADIENT.format(name) == one), None):
+        raise _refusal(
+            f"the names of the custom kernels {name!r} and {other!r} differ by '_backward', which is the name of a "
+            "kernel's own gradients",
+            "choose another name",
+        )
+    _check_places(name, device_types, tolerance)
     if not callable(reference):
         raise _refusal(
             f"custom kernel {shown(name)} has no reference, so nothing could tell whether its numbers are right",
@@ -177,6 +206,8 @@ def register_custom_kernel(
         )
 
     def register(kernel: Callable[..., Any]) -> CustomKernel:
+        if not callable(kernel):
+            raise _refusal(f"custom kernel {name!r} is {shown(kernel)}, which cannot be called", "decorate a function")
         other = _kernels.get(name)
         if other is not None and _origin(other.kernel) != _origin(kernel):
             raise _refusal(
@@ -245,7 +276,7 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
     """Returns the operators of torch for a kernel and for its gradients."""
     try:
         schema = torch.library.infer_schema(kernel.reference, mutates_args=())
-    except (ValueError, NameError) as error:
+    except (ValueError, NameError, AttributeError, TypeError) as error:
         raise _refusal(
             f"torch makes no operator of the reference of custom kernel {kernel.name!r}: {str(error).splitlines()[0]}",
             "annotate each argument and the result of the reference, as in x: Tensor, eps: float) -> Tensor",
@@ -260,6 +291,11 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
                 "use Tensor, int, float, bool, str and torch.dtype, without None",
             )
 
+    if schema.endswith("()"):
+        raise _refusal(
+            f"the reference of custom kernel {kernel.name!r} returns nothing", "return one Tensor or a tuple"
+        )
+
     def forward(*args: Any) -> Any:
         return _own_storage(kernel.forward_on(args), args)
 
@@ -272,7 +308,7 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
     operator = torch.library.custom_op(f"{_NAMESPACE}::{kernel.name}", forward, mutates_args=(), schema=schema)
     operator.register_fake(lambda *args: _own_storage(kernel.reference(*args), args))
     backward = torch.library.custom_op(
-        f"{_NAMESPACE}::{kernel.name}_backward",
+        f"{_NAMESPACE}::{_GRADIENT.format(kernel.name)}",
         gradient,
         mutates_args=(),
         schema=f"({', '.join(['Tensor[] grad_outputs', *filter(None, [arguments])])}) -> Tensor[]",
@@ -295,11 +331,51 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
 
 
 def _own_storage(found: Any, args: Sequence[Any]) -> Any:
-    """Returns outputs that share no memory with the inputs, which torch requires of an operator."""
-    if isinstance(found, tuple | list):
-        return type(found)(_own_storage(each, args) for each in found)
+    """Returns outputs that share no memory with the inputs or one another, which torch requires of an operator."""
     storages = {value.untyped_storage()._cdata for value in args if isinstance(value, Tensor)}
-    return found.clone() if found.untyped_storage()._cdata in storages else found
+
+    def own(each: Any) -> Tensor:
+        # After the comparison a kernel can still take another way, as for another shape.
+        if not isinstance(each, Tensor):
+            raise _refusal(f"a custom kernel gave {shown(each)} in place of a tensor", "return what the reference does")
+        result = each.clone() if each.untyped_storage()._cdata in storages else each
+        storages.add(result.untyped_storage()._cdata)
+        return result
+
+    return tuple(map(own, found)) if isinstance(found, tuple | list) else own(found)
+
+
+def _change(given: Sequence[Any], before: Sequence[Any]) -> str | None:
+    """Returns what a kernel did to its arguments, by their values: a kernel in another language counts no versions."""
+    for number, (now, then) in enumerate(zip(given, before, strict=True), 1):
+        if isinstance(now, Tensor) and not torch.equal(now.nan_to_num(), then.nan_to_num()):
+            return f"changes its argument {number}"
+    return None
+
+
+def _check_places(name: str, device_types: Any, tolerance: Any) -> None:
+    """Raises an error if the devices or the tolerance of a kernel are none."""
+    is_list = isinstance(device_types, Sequence | set | frozenset) and not isinstance(device_types, str)
+    if not is_list or not device_types or not all(isinstance(one, str) and _is_device(one) for one in device_types):
+        raise _refusal(
+            f"custom kernel {name!r} has device_types={shown(device_types)}", 'list types of devices, as in ("cuda",)'
+        )
+    if tolerance is None:
+        return
+    is_pair = isinstance(tolerance, tuple | list) and len(tolerance) == 2
+    numbers = list(tolerance) if is_pair else []
+    if not is_pair or any(type(one) not in (int, float) or not math.isfinite(one) or one < 0 for one in numbers):
+        raise _refusal(
+            f"custom kernel {name!r} has tolerance={shown(tolerance)}",
+            "give a relative and an absolute tolerance, as in (1e-3, 1e-5)",
+        )
+
+
+def _is_device(text: str) -> bool:
+    try:
+        return torch.device(text).type == text
+    except RuntimeError:
+        return False
 
 
 def _without_none(found: Sequence[Tensor | None], args: Sequence[Any]) -> list[Tensor]:

@@ -183,3 +183,90 @@ def test_kernels_that_change_the_logits_are_an_error():
         compare_logits(before, logits_of_probe(model))
     assert "FG791" == caught.value.code
     assert logits_of_probe(tiny_llama().to("meta")) is None
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def _doubled_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x * 2
+
+
+def _writes(x):
+    return x.mul_(2).clone()
+
+
+def test_a_kernel_that_writes_into_its_arguments_is_not_used_and_changes_none(caplog):
+    value = torch.ones(3)
+    kernel = _registered("writes", _writes, _doubled)
+    assert [2.0] * 3 == kernel(value).tolist()
+    assert [1.0] * 3 == value.tolist()
+    assert "changes its argument 1" in caplog.text
+
+
+@pytest.mark.parametrize("of", [0, 1])
+def test_a_backward_pass_that_writes_into_its_arguments_is_not_used(caplog, of):
+    value = torch.ones(3, requires_grad=True)
+    kernel = _registered(f"writes_back_{of}", lambda x: x * 2, _doubled)
+    kernel.backward(lambda grads, x: [(grads[0] * 2, (grads[0], x)[of].zero_())[0]])
+    kernel(value).sum().backward()
+    assert ([2.0] * 3, [1.0] * 3) == (value.grad.tolist(), value.tolist())
+    assert f"changes its argument {of + 1}" in caplog.text
+
+
+def test_a_list_in_place_of_one_tensor_is_a_difference(caplog):
+    assert [2.0] == _registered("list", lambda x: [x * 2], _doubled)(torch.ones(1)).tolist()
+    assert "gives list, its reference Tensor" in caplog.text
+
+
+def test_outputs_of_a_kernel_may_share_memory():
+    outputs = _registered("shares", lambda x: (x * 2,) * 2, _doubled_twice)(torch.ones(1, requires_grad=True))
+    assert [[2.0], [2.0]] == [out.tolist() for out in outputs]
+
+
+def test_a_kernel_that_later_gives_no_tensor_is_refused():
+    results = iter([torch.full((1,), 2.0), None])
+    with pytest.raises(TrainingError, match="None in place of a tensor"):
+        _registered("later", lambda x: next(results), _doubled)(torch.ones(1))
+
+
+def _nothing(x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"name": "class"}, "no name"),
+        ({"name": "é"}, "no name"),
+        ({"name": "__init__"}, "Python's own"),
+        ({"device_types": "cuda"}, "device_types='cuda'"),
+        ({"device_types": None}, "device_types=None"),
+        ({"device_types": ()}, "device_types="),
+        ({"device_types": ("cdua",)}, "device_types="),
+        ({"device_types": ("cpu", 3)}, "device_types="),
+        ({"tolerance": 0.1}, "tolerance=0.1"),
+        ({"tolerance": (float("inf"), 0.0)}, "tolerance="),
+        ({"tolerance": (-1.0, 0.0)}, "tolerance="),
+        ({"tolerance": (float("nan"), 0.0)}, "tolerance="),
+        ({"kernel": None}, "cannot be called"),
+        ({"reference": len}, "makes no operator"),
+        ({"reference": _nothing}, "returns nothing"),
+    ],
+)
+def test_what_cannot_be_a_kernel_is_refused_where_it_is_registered(words, told):
+    with pytest.raises(TrainingError, match=told) as caught:
+        _registered(**{"name": "k", "kernel": lambda x: x * 2, "reference": _doubled, **words})
+    assert "FG788" == caught.value.code
+    assert caught.value.hint
+
+
+def test_names_of_kernels_and_of_their_gradients_are_kept_apart():
+    _registered("twice", lambda x: x * 2, _doubled)
+    with pytest.raises(TrainingError, match="'twice_backward' and 'twice'"):
+        _registered("twice_backward", lambda x: x * 2, _doubled)
+
+
+def test_a_backward_pass_that_is_no_function_is_refused():
+    with pytest.raises(TrainingError, match="backward pass of custom kernel 'no_function' is 5"):
+        _registered("no_function", lambda x: x * 2, _doubled).backward(5)

@@ -144,6 +144,7 @@ BAD = {
     ),
     "a text for a number": (lambda at: change(at, vocab_size="9"), "FG780.*another kind .vocab_size"),
     "no JSON": (lambda at: (at / "manifest.json").write_text("{"), "FG780.*is no JSON"),
+    "a deep nest": (lambda at: (at / "manifest.json").write_text("[" * 100_000), "FG780.*is no JSON"),
     "no manifest": (lambda at: (at / "manifest.json").unlink(), "FG779.*has no manifest.json"),
 }
 
@@ -236,3 +237,49 @@ def test_prepared_documents_are_shards_for_streams(folder):
     stream = RowStream.of_shards(shards, buffer_size=16, seed=1)
     stream.set_epoch(2)
     assert 151 == len(expected) and expected == sorted(row["input_ids"].tolist() for row in stream)
+
+
+TEXTS = {"text": ["ab", "ba", "a", "b"]}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"file": 1}', "null"])
+def test_a_damaged_record_of_a_shard_lets_the_shard_be_written_again(tmp_path, content):
+    place = tmp_path / "tokens"
+    draft_of(place).mkdir()
+    (draft_of(place) / "shard-00000.json").write_text(content)
+    done = prepare_tokens(Dataset.from_dict(TEXTS), symbols(), place, num_shards=2)
+    assert (2, 4) == (done.written, read_manifest(place).num_documents)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "null", '{"num_shards": 2}'])
+def test_a_damaged_plan_is_refused_with_the_folder_to_remove(tmp_path, content):
+    place = tmp_path / "tokens"
+    draft_of(place).mkdir()
+    (draft_of(place) / "plan.json").write_text(content)
+    with pytest.raises(DataFileError, match="FG787.*plan.json' is damaged.*preparing"):
+        prepare_tokens(Dataset.from_dict(TEXTS), symbols(), place)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataFileError, match="FG747.*cannot be prepared.*Not a directory"):
+        prepare_tokens(Dataset.from_dict(TEXTS), symbols(), tmp_path / "file" / "tokens")
+    assert "x" == (tmp_path / "file").read_text()
+
+
+def test_a_link_to_a_folder_that_is_not_there_yet_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "tokens")
+    prepare_tokens(Dataset.from_dict(TEXTS), symbols(), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert 4 == read_manifest(tmp_path / "tokens").num_documents
+
+
+@pytest.mark.parametrize("name", [None, 3, [], "../x"])
+def test_a_manifest_whose_shard_has_no_name_is_damaged(tmp_path, name):
+    place = tmp_path / "tokens"
+    prepare_tokens(Dataset.from_dict(TEXTS), symbols(), place)
+    found = json.loads((place / "manifest.json").read_text())
+    found["shards"][0]["file"] = name
+    (place / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(DataFileError, match="FG780.*value of another kind"):
+        read_manifest(place)

@@ -120,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise _absent(folder) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"is no JSON: {error}") from error
     manifest = _parsed(folder, found)
     for shard in manifest.shards:
@@ -182,7 +182,7 @@ def _parsed(folder: Path, found: Any) -> Manifest:
     manifest = Manifest(**given, shards=shards)
     wrong = [name for name, kind in _TYPES.items() if type(given[name]) is not kind]
     numbers = [value for one in shards for value in (one.documents, one.tokens, one.bytes, one.largest_id)]
-    outside = [one.file for one in shards if Path(one.file).name != one.file]
+    outside = [repr(one.file) for one in shards if not isinstance(one.file, str) or Path(one.file).name != one.file]
     if wrong or outside or any(type(value) is not int or value < 0 for value in numbers):
         raise _damaged(folder, f"has a value of another kind ({', '.join([*wrong, *outside]) or 'a count of a shard'})")
     if manifest.dtype not in ("uint16", "int32") or found.get("num_tokens") != manifest.num_tokens:

@@ -109,7 +109,7 @@ class _Shards:
         try:
             column = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0).column(COLUMN)
             found = _Mapped(column.values.to_numpy(), column.offsets.to_numpy())
-        except (OSError, LookupError, pa.ArrowInvalid) as error:
+        except (OSError, LookupError, AttributeError, pa.ArrowException) as error:
             raise DataFileError(f"{str(file)!r} cannot be read: {error}", code="FG781") from error
         sizes = (len(found.ids_N), len(found.offsets_D) - 1, str(found.ids_N.dtype))
         if sizes != (shard.tokens, shard.documents, self._dtype):

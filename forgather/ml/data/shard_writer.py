@@ -85,13 +85,14 @@ def prepare_tokens(
     Raises:
         DataError: FG831 or FG837 from `check_inputs`, FG832 if there are no rows.
         DataFileError: FG786 if the disk has no room for the tokens; FG787 if the folder holds other data, or another
-            process prepares it; FG589 if a process ended before its shard was written.
+            process prepares it; FG747 if it cannot be written; FG589 if a process ended before its shard was written.
     """
     refuse_wrong_values("data:prepare_tokens", locals())
     check_inputs(dataset, tokenizer, {"text_column": text_column})
     if not len(dataset):
         raise DataError("there are no rows to prepare", code="FG832", hint="a data set needs at least one row")
-    place = Path(folder).expanduser().absolute()
+    # Of a link to a folder that is still to be made, the folder is made.
+    place = Path(os.path.realpath(Path(folder).expanduser()))
     largest = len(tokenizer)
     wanted = Manifest(
         source=dataset._fingerprint,
@@ -105,6 +106,27 @@ def prepare_tokens(
         found = read_manifest(place)
         _refuse_other(place, found, wanted)
         return Prepared(found, 0, 0, 0.0)
+    try:
+        return _prepared_in(place, dataset.select_columns([text_column]), tokenizer, wanted, (num_proc, num_shards))
+    except OSError as error:
+        # A failed read of the texts, or of a full, read-only or foreign disk: the words are the system's.
+        if isinstance(error, DataFileError):
+            raise
+        raise _refused(
+            f"{str(place)!r} cannot be prepared: {error}",
+            "FG747",
+            "make room, or name a folder that can be written; finished shards are kept",
+        ) from error
+
+
+def _prepared_in(
+    place: Path,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: Manifest,
+    counts: tuple[int, int | None],
+) -> Prepared:
+    """Writes the shards of a folder into its draft, and renames it; `counts` are of processes and of shards."""
     draft = draft_of(place)
     draft.mkdir(parents=True, exist_ok=True)
     lock = FileLock(draft / _LOCK)
@@ -113,8 +135,7 @@ def prepare_tokens(
     except Timeout as error:
         raise _refused(f"another process is preparing {str(place)!r}", "FG787", "wait until it has ended") from error
     try:
-        job = _Job(dataset.select_columns([text_column]), tokenizer, draft, wanted)
-        prepared = _write_missing(job, num_proc, num_shards)
+        prepared = _write_missing(_Job(dataset, tokenizer, draft, wanted), *counts)
         (draft / _LOCK).unlink()
         os.rename(draft, place)
         _sync(place.parent)
@@ -150,7 +171,7 @@ def _write_missing(job: _Job, num_proc: int, num_shards: int | None) -> Prepared
     tokens = job.sampled_tokens()
     count = _planned_shards(job, tokens, num_shards)
     records = [job.draft / f"shard-{number:05d}.json" for number in range(count)]
-    missing = [number for number, record in enumerate(records) if not _is_finished(job.draft, record)]
+    missing = [number for number, record in enumerate(records) if not _is_finished(record)]
     if len(missing) < count:
         logger.warning("%d of %d shards are finished already", count - len(missing), count)
     _check_room(job, math.ceil(tokens * len(missing) / count))
@@ -177,20 +198,33 @@ def _planned_shards(job: _Job, tokens: int, asked: int | None) -> int:
     if not plan.exists():
         replace_file(plan, json.dumps({**asdict(job.wanted), "num_shards": count}).encode())
         return count
-    begun = json.loads(plan.read_text(encoding="utf-8"))
-    number = int(begun.pop("num_shards"))
-    _refuse_other(job.draft, Manifest(**begun), job.wanted)
+    try:
+        begun = json.loads(plan.read_text(encoding="utf-8"))
+        number = int(begun.pop("num_shards"))
+        before = Manifest(**begun)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        hint = f"remove {str(job.draft)!r}, and run the same command again"
+        raise _refused(
+            f"{str(plan)!r} is damaged, so it is not known which shards were begun", "FG787", hint
+        ) from error
+    _refuse_other(job.draft, before, job.wanted)
     if asked and count != number:
         hint = f"leave the number out, or remove {str(job.draft)!r}"
         raise _refused(f"{str(job.draft)!r} was begun with {number} shards, and {count} are asked for", "FG787", hint)
     return number
 
 
-def _is_finished(draft: Path, record: Path) -> bool:
+def _is_finished(record: Path) -> bool:
     if not record.exists():
         return False
-    shard = Shard(**json.loads(record.read_text(encoding="utf-8")))
-    file = draft / shard.file
+    try:
+        shard = Shard(**json.loads(record.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        # The record of a machine that lost power: the shard is written again.
+        return False
+    file = record.with_suffix(".arrow")
+    if shard.file != file.name:
+        return False
     # The digest, too: a machine that lost power can have kept the name and not the bytes.
     return file.is_file() and file.stat().st_size == shard.bytes and file_digest(file) == shard.xxh3
 
