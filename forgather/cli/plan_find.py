@@ -22,6 +22,7 @@ from forgather.planner.memory_plan import format_size
 from forgather.planner.pipeline_choices import LEFT_OUT
 from forgather.planner.ranking import ORDERS, Cell, rejection_lines, rejections
 from forgather.project.project import Project
+from forgather.project.trainer_arguments import trainer_arguments
 
 _SHOWN = 10
 _PIPELINES = (
@@ -73,6 +74,7 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
             code="FG993",
             hint=f"find a way first, --write it as a config, and plan that one with --{other}",
         )
+    _refuse_divided_positions(project)
     if options.global_batch is not None and options.global_batch < 1:
         raise PlanError(f"--global-batch is {options.global_batch}", code="FG993", hint="give a number above 0")
     cluster = {"gpus": gpus, "nodes": options.nodes}
@@ -104,6 +106,18 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
         return 0
     print_note("interrupted: the ranking is that of the ways that were planned until then; nothing was written")
     return status_of(found.interruption)
+
+
+def _refuse_divided_positions(project: Project) -> None:
+    # Each way that is searched leaves the positions of a row together, and would drop the setting.
+    arguments = trainer_arguments(project.graph)
+    size = None if arguments is None else arguments.plain("context_parallel_size")
+    if size not in (None, 1):
+        raise PlanError(
+            f"context_parallel_size is {size}, and --find searches only ways without it",
+            code="FG993",
+            hint="plan this config without --find, or search with --set trainer_args.context_parallel_size=1",
+        )
 
 
 def refuse_without_find(options: argparse.Namespace) -> None:

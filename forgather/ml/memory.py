@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
@@ -34,16 +35,22 @@ def memory_facts(device: torch.device) -> dict[str, float]:
         device: the device that the rank computes on.
 
     Returns:
-        "memory_bytes"; for a CUDA device also "memory_peak_bytes" and "memory_reserved_bytes".
+        "memory_bytes"; for a CUDA device also "memory_peak_bytes", "memory_reserved_bytes", "memory_fragmentation"
+        (the share of the reserved memory that is free in blocks of which a part is in use, so that it cannot be given
+        back to the device) and, if there were any, "memory_retries": how often memory was freed to allocate more.
 
     Units:
         bytes.
     """
     if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        retries = stats.get("num_alloc_retries", 0)
         return {
             "memory_bytes": torch.cuda.memory_allocated(device),
             "memory_peak_bytes": max(torch.cuda.max_memory_allocated(device), _earlier_peaks.get(device, 0)),
             "memory_reserved_bytes": torch.cuda.memory_reserved(device),
+            "memory_fragmentation": fragmentation(stats),
+            **({"memory_retries": retries} if retries else {}),
         }
     try:
         with open(_STATM, "rb") as stream:
@@ -51,6 +58,22 @@ def memory_facts(device: torch.device) -> dict[str, float]:
             return {"memory_bytes": int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
     except OSError:
         return {"memory_bytes": _peak_bytes()}
+
+
+def fragmentation(stats: Mapping[str, int]) -> float:
+    """Returns the share of the reserved memory of a CUDA device that lies between blocks in use.
+
+    Args:
+        stats: what `torch.cuda.memory_stats` returned.
+
+    Example:
+        >>> fragmentation({"inactive_split_bytes.all.current": 3, "reserved_bytes.all.current": 12})
+        0.25
+        >>> fragmentation({})
+        0.0
+    """
+    reserved = stats.get("reserved_bytes.all.current", 0)
+    return stats.get("inactive_split_bytes.all.current", 0) / reserved if reserved else 0.0
 
 
 def peak_since_last(device: torch.device) -> int | None:

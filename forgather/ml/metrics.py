@@ -28,6 +28,7 @@ METRICS_FILE = "metrics.jsonl"
 # Metrics that differ between two equal runs.
 _OF_THE_MACHINE = re.compile(
     r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^(mfu|recompilations)$"
+    r"|^(data_wait|communication|exposed_communication)_share$"
 )
 _CHUNK_BYTES = 1 << 16
 _LONGEST_NUMBER = 300

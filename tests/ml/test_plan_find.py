@@ -35,7 +35,8 @@ def bench(tmp_path, monkeypatch):
     rows = "".join(json.dumps({"text": f"row {number} of many rows"}) + "\n" for number in range(64))
     other = "-- extends 'trainers/hf_trainer.yaml'\n[config_metadata]\n    -- set ns.config_name = \"other\"\n    == super()\n"
     files = {"rows.jsonl": rows, "templates/configs/tiny.yaml": TINY_TRAINING, "templates/configs/other.yaml": other}
-    folder = make_project(tmp_path / "bench", files)
+    several = TINY_TRAINING.replace("trainers/trainer.yaml", "trainers/accel_trainer.yaml")
+    folder = make_project(tmp_path / "bench", {**files, "templates/configs/several.yaml": several})
     box = {"memory_mib": 8192, "memory_gb_per_second": 1000, "dense_tflops": {"fp32": 10}}
     (folder / "box.json").write_text(json.dumps(box))
     monkeypatch.chdir(folder)
@@ -294,6 +295,11 @@ def test_a_leaf_undoes_a_pipeline_and_keeps_values_that_are_set(bench):
             "tiny",
             ["--hardware", "box.json", "--set", "trainer_args.accumulate_grad_batches={0: 2}"],
             "changes the rows of an update",
+        ),
+        (
+            "several",
+            ["--hardware", "box.json", "--set", "+trainer_args.context_parallel_size=2"],
+            "context_parallel_size is 2, and --find searches only ways without it",
         ),
     ],
 )

@@ -50,6 +50,15 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
     ("Samples per second", (("samples_per_second", "samples/s"),), Look(may_log=False, from_zero=True)),
     ("Model FLOPs utilization", (("mfu", "MFU"),), Look(may_log=False, from_zero=True)),
     (
+        "Waiting and communication, as shares of the time",
+        (
+            ("data_wait_share", "waiting for data"),
+            ("communication_share", "communication"),
+            ("exposed_communication_share", "communication that nothing hides"),
+        ),
+        Look(may_log=False, from_zero=True),
+    ),
+    (
         "Memory",
         (("memory_bytes", "in use"), ("memory_peak_bytes", "peak"), ("memory_reserved_bytes", "reserved")),
         Look(may_log=False, from_zero=True, smooth=False),

@@ -159,9 +159,18 @@ class Meter:
         """True if there were steps since the last log line."""
         return self._line.steps > 0
 
-    def line(self) -> dict[str, float]:
-        """Returns the metrics since the last log line, and starts a new one. Synchronizes with the device."""
+    def line(self, *, data_seconds: float | None = None, since: float | None = None) -> dict[str, float]:
+        """Returns the metrics since the last log line, and starts a new one. Synchronizes with the device.
+
+        Args:
+            data_seconds: the time in which this rank waited for rows since the last line; None if it is unknown.
+            since: when the host began to wait for the device because of this line; None for now.
+
+        Units:
+            seconds; `since` on the clock `time.perf_counter`.
+        """
         line = self._line
+        began = time.perf_counter() if since is None else since
         # Read before the clock: the steps are finished only when the device is.
         line.loss = float(line.loss)
         now = time.perf_counter()
@@ -179,6 +188,11 @@ class Meter:
         else:
             values["samples_per_second"] = self._rows / seconds
         values["steps_per_second"] = (line.steps - self._resumed) / seconds
+        if data_seconds is not None:
+            values["data_wait_share"] = min(1.0, data_seconds / seconds)
+        if not host_can_read(self.device):
+            # The device has finished what the host had queued.
+            values["host_ahead_seconds"] = now - began
         values |= memory_facts(self.device)
         self._close_line()
         self._line_began = now

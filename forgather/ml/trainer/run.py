@@ -6,6 +6,7 @@ step boundary, at which a checkpoint can store the whole state of the run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -465,8 +466,10 @@ class Run:
 
     def log(self) -> None:
         """Sends the metrics since the last log line to the callbacks."""
+        began = time.perf_counter()
         self.guard.poll(wait=True)
-        values = self.meter.line() | self._rates_of_groups() | self.tokens_seen()
+        line = self.meter.line(data_seconds=self.clock.take_data_seconds(), since=began)
+        values = line | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
         values |= self.utilization.metrics(values) | self.recompilations.metrics()

@@ -35,6 +35,7 @@ class StepClock:
         self._is_heard = is_heard
         self._send = send
         self._seconds = dict.fromkeys(self.PARTS, 0.0)
+        self._data_seconds = 0.0
         self._part: str | None = None
         self._since = 0.0
         # A queue: the device may be several steps behind the host.
@@ -72,12 +73,22 @@ class StepClock:
             loss: a Python number or a scalar tensor.
         """
         self.enter(None)
+        self._data_seconds += self._seconds["data"]
         if self._is_heard():
             seconds = {f"{part}_seconds": value for part, value in self._seconds.items()}
             record = StepRecord(step=step, loss=None, bad=bad, num_tokens=window.num_tokens, **seconds)
             self._add(record, loss=loss, grad_norm=update.grad_norm)
             self.flush()
         self._restart()
+
+    def take_data_seconds(self) -> float:
+        """Returns the time in which this rank waited for its rows, over the steps since the last call.
+
+        Units:
+            seconds.
+        """
+        taken, self._data_seconds = self._data_seconds, 0.0
+        return taken
 
     def _restart(self) -> None:
         self._seconds = dict.fromkeys(self.PARTS, 0.0)
