@@ -21,6 +21,7 @@ LONG_MODULES = {
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
     "forgather/ml/anomalies.py": "one detector for each kind of anomaly, and the window that defines it",
     "forgather/ml/data/sources.py": "one function for each kind of file, with its documentation",
+    "forgather/ml/distributed/collectives.py": "one function for each kind of exchange of values between hosts",
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/fill_record.py": "one mode, and what each kind of operation does to a formula",

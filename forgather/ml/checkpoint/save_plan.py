@@ -3,7 +3,8 @@
 Each rank passes its local state (whole tensors and DTensor shards) and gets the files that it must write. The main
 process also gets the JSON files that describe the whole checkpoint. State that is replicated on several ranks is
 written once, by the rank that has the least to write. Nothing is pickled into a file. Planning is collective, and
-writing is not.
+writing is not. The main process plans, and keeps the index; another rank gets its own part. A state of the same names,
+shapes, types and placements as before is not planned again.
 
 The planners of `torch.distributed.checkpoint` determine which rank writes which chunk.
 """
@@ -15,13 +16,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
-import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, json_bytes
@@ -67,19 +66,33 @@ class RankFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _RankPlan:
-    """The message that each rank sends to all others for planning.
+class _Structure:
+    """What the plan of a save depends on, of one rank.
 
     Args:
-        plan: the local plan of the rank; None if it is equal to the local plan of the previous save.
+        plan: the local plan of the rank.
         aliases: the aliases of tied weights, see `LocalState`.
-        digest: the digest of the rank's state without tensors. If several ranks have the same digest, only one of them
-            sends this state.
+        sections: the names of the trees of state without tensors.
     """
 
-    plan: SavePlan | None
+    plan: SavePlan
     aliases: Mapping[str, str]
-    digest: str
+    sections: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk that this rank writes.
+
+    Args:
+        index: where the chunk is in the state of the rank.
+        file: the name of its file.
+        key: its key in the file.
+    """
+
+    index: MetadataIndex
+    file: str
+    key: str
 
 
 class _Planner(DefaultSavePlanner):
@@ -104,12 +117,13 @@ def _is_empty(item: WriteItem) -> bool:
 
 
 class SavePlanner:
-    """Plans the saves of a run, and caches the plan, because the sharding seldom changes during a run."""
+    """Plans the saves of a run. A plan holds until the structure of the state changes on some rank."""
 
     def __init__(self) -> None:
-        self._local: SavePlan | None = None
-        self._plans_of_ranks: list[SavePlan] = []
-        self._global_plan: tuple[list[SavePlan], Metadata] | None = None
+        self._structure: _Structure | None = None
+        self._parts: list[_Part] = []
+        # The files that the plan determines, on the main process.
+        self._texts: dict[str, bytes] = {}
 
     def plan(self, local_state: LocalState) -> RankFiles:
         """Returns the files that this rank must write. Collective: every rank must call it.
@@ -122,31 +136,45 @@ class SavePlanner:
         """
         # Runs as a collective so that a rank that fails here does not leave the others waiting in the gather below.
         planner, local, trees = collectives.run_collectively(lambda: _local_plan_of(local_state))
-        digest = xxhash.xxh3_128_hexdigest(trees)
-        # An unchanged plan is sent as None: with many parameters a pickled plan has megabytes per rank.
-        parts = collectives.all_gather(_RankPlan(None if local == self._local else local, local_state.aliases, digest))
-        # The condition uses gathered values only, so that every rank takes the same branch.
-        if self._global_plan is None or any(part.plan is not None for part in parts):
-            self._plans_of_ranks = [part.plan or earlier for part, earlier in zip_longest(parts, self._plans_of_ranks)]
-            self._global_plan = planner.create_global_plan(self._plans_of_ranks)
-            self._local = local
-        plans, metadata = self._global_plan
-        names, rank = _file_names(plans, metadata), collectives.rank()
+        structure = _Structure(local, dict(local_state.aliases), tuple(trees))
+        # The largest of all ranks, so that every rank takes the same branch.
+        if collectives.all_max(float(structure != self._structure)):
+            self._plan_again(planner, structure)
         mine: dict[str, dict[str, Tensor]] = {}
-        for item in plans[rank].items:
-            section, name = item.index.fqn.split("/", 1)
-            data = planner.resolve_data(item)
+        for part in self._parts:
+            data = planner.lookup_object(part.index)
             assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
-            mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
-        # The first rank with a given tree sends it; replicated optimizers would otherwise send it once per rank.
-        first = digest not in [part.digest for part in parts[:rank]]
-        every = [json.loads(sent) for sent in collectives.all_gather(trees if first else b"") if sent]
-        aliases = {name: of for part in parts for name, of in part.aliases.items()}
-        return RankFiles(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
+            mine.setdefault(part.file, {})[part.key] = data.detach()
+        # Of replicated state, all ranks have the same tree, and a large one.
+        distinct = collectives.gather_distinct_on_main(json.dumps(trees).encode())
+        merged = _merged_texts([json.loads(tree) for tree in distinct])
+        return RankFiles(mine, self._texts | merged if collectives.rank() == 0 else {})
+
+    def _plan_again(self, planner: _Planner, structure: _Structure) -> None:
+        structures = collectives.gather_on_main(structure)
+
+        def planned() -> list[list[_Part]]:
+            plans, metadata = planner.create_global_plan([one.plan for one in structures])
+            names = _file_names(plans, metadata)
+            aliases = {name: of for one in structures for name, of in one.aliases.items()}
+            sections = dict.fromkeys(section for one in structures for section in one.sections)
+            self._texts = _planned_texts(list(sections), aliases, plans, metadata, names)
+            return [_parts(rank, plan, metadata, names) for rank, plan in enumerate(plans)]
+
+        self._parts = collectives.scatter_from_main(planned)
+        self._structure = structure
 
 
-def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, bytes]:
-    """Returns a planner for the local state, its local plan, and the state without tensors as JSON.
+def _parts(rank: int, plan: SavePlan, metadata: Metadata, names: Mapping[tuple[int, str], str]) -> list[_Part]:
+    found = []
+    for item in plan.items:
+        section, name = item.index.fqn.split("/", 1)
+        found.append(_Part(item.index, names[rank, section], _key(name, item, metadata)))
+    return found
+
+
+def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, dict[str, Any]]:
+    """Returns a planner for the local state, its local plan, and the state without tensors by section.
 
     In the plan, tensors are named "<section>/<name>", so that one plan covers the weights and the optimizer state.
     """
@@ -160,7 +188,7 @@ def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, bytes]:
     for name, tensor in tensors.items():
         refuse_unknown_type(name, tensor)
     planner = _Planner(tensors)
-    return planner, planner.create_local_plan(), json.dumps(trees).encode()
+    return planner, planner.create_local_plan(), trees
 
 
 def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int, str], str]:
@@ -194,14 +222,15 @@ def _key(name: str, item: WriteItem, metadata: Metadata) -> str:
     return f"{name}@{','.join(map(str, item.index.offset or ()))}"
 
 
-def _texts(
-    trees: Sequence[Mapping[str, Any]],
+def _planned_texts(
+    sections: Sequence[str],
     aliases: Mapping[str, str],
     plans: Sequence[SavePlan],
     metadata: Metadata,
     names: Mapping[tuple[int, str], str],
 ) -> dict[str, bytes]:
-    index: dict[str, dict[str, Any]] = {MODEL: {}, **{section: {} for tree in trees for section in tree}}
+    """Returns the JSON files that only the plan determines: the index, and that of `from_pretrained`."""
+    index: dict[str, dict[str, Any]] = {MODEL: {}, **{section: {} for section in sections}}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             section, name = item.index.fqn.split("/", 1)
@@ -222,6 +251,12 @@ def _texts(
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
         texts[WEIGHTS_INDEX] = json_bytes(_hf_index(index[MODEL], plans))
         assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
+    return texts
+
+
+def _merged_texts(trees: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """Returns the JSON files of the state without tensors, merged from the trees of all ranks."""
+    texts = {}
     for section, merge in ((EXTRA_STATE, _merged_extra), (OPTIMIZER, merged_optimizers)):
         found = [tree[section] for tree in trees if section in tree]
         if found:

@@ -105,6 +105,62 @@ def all_gather(value: T) -> list[T]:
     return _host_tree().all_gather(value)
 
 
+def gather_on_main(value: T) -> list[T]:
+    """Returns a list of the values of all ranks on the main process, in the order of ranks; an empty list elsewhere.
+
+    Collective: every rank must call it. The values are pickled.
+    """
+    if not is_multi_process() or is_simulated():
+        return [value] * size() if rank() == 0 else []
+    values = _host_tree().gather(value)
+    return values if dist.get_rank() == 0 else []
+
+
+def gather_distinct_on_main(value: T) -> list[T]:
+    """Returns the distinct values of all ranks on the main process, in the order of ranks; an empty list elsewhere.
+
+    Collective: every rank must call it. The values are pickled. No process receives equal values of many ranks.
+
+    Args:
+        value: the value of this rank, which must be hashable.
+    """
+    if not is_multi_process() or is_simulated():
+        return [value] if rank() == 0 else []
+    values = _host_tree().gather_distinct(value)
+    return values if dist.get_rank() == 0 else []
+
+
+def scatter_from_main(act: Callable[[], Sequence[T]]) -> T:
+    """Runs `act` on the main process, which returns a value for each rank, and returns that of this rank.
+
+    Collective: every rank must call it. The values are pickled.
+
+    Args:
+        act: the function that is called on rank 0 only.
+
+    Raises:
+        ForgatherError: on every rank, if `act` raises a ForgatherError on rank 0.
+        DistributedError: FG854 on the other ranks, if `act` raises any other exception on rank 0.
+    """
+    if not is_multi_process() or is_simulated():
+        return act()[rank()]
+    failure: Exception | None = None
+    values: Sequence[Any] = ()
+    if dist.get_rank() == 0:
+        try:
+            values = act()
+        except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
+            failure = error
+            values = [_transferable(error, 0, ", which plans for all processes, failed")] * size()
+    mine: Any = _host_tree().scatter(values)
+    if failure is not None:
+        raise failure
+    if isinstance(mine, ForgatherError):
+        raise mine
+    answer: T = mine
+    return answer
+
+
 def run_on_main(act: Callable[[], T]) -> T:
     """Runs `act` on the main process and returns the result of `act` on every rank.
 

@@ -11,7 +11,7 @@ All ranks must make the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,12 +145,7 @@ class HostTree:
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the picklable values of all ranks, in the order of ranks."""
         self._finish_earlier()
-        # Groups hold neighbours, so the lists of a group's members follow one another.
-        values = [value]
-        for level in self._below:
-            parts: list[Any] | None = [None] * len(level.ranks) if dist.get_rank() == level.ranks[0] else None
-            dist.gather_object(values, parts, group_dst=0, group=level.group)
-            values = _joined(parts or [])
+        values = self._gathered_below(value)
         if self._top is not None:
             parts = [None] * len(self._top.ranks)
             dist.all_gather_object(parts, values, group=self._top.group)
@@ -159,6 +154,56 @@ class HostTree:
         for level in reversed(self._below):
             dist.broadcast_object_list(answer, group_src=0, group=level.group)
         return answer[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the picklable values of all ranks, in the order of ranks, on rank 0; part of them elsewhere."""
+        self._finish_earlier()
+        values = self._gathered_below(value)
+        return values if self._top is None else _gathered(values, self._top)
+
+    def gather_distinct(self, value: Any) -> list[Any]:
+        """Returns the distinct picklable values of all ranks, by the first rank that has each, on rank 0.
+
+        Equal values are sent up the tree once per group. Elsewhere, part of the values are returned.
+        """
+        self._finish_earlier()
+        values = [value]
+        for level in [*self._below, *([] if self._top is None else [self._top])]:
+            values = list(dict.fromkeys(_gathered(values, level)))
+        return values
+
+    def _gathered_below(self, value: Any) -> list[Any]:
+        """Returns the values of the ranks below this one in the tree, up to the level below the top."""
+        # Groups hold neighbours, so the lists of a group's members follow one another.
+        values = [value]
+        for level in self._below:
+            values = _gathered(values, level)
+        return values
+
+    def scatter(self, values: Sequence[Any]) -> Any:
+        """Returns the picklable value that rank 0 has for this rank.
+
+        Args:
+            values: one value for each rank, in the order of ranks; used on rank 0 only.
+        """
+        self._finish_earlier()
+        for level in [*([] if self._top is None else [self._top]), *reversed(self._below)]:
+            parts: list[Any] | None = None
+            if dist.get_rank() == level.ranks[0]:
+                # Of a member, the values of the ranks from itself to the next member.
+                starts = [rank - level.ranks[0] for rank in level.ranks]
+                ends = [*starts[1:], len(values)]
+                parts = [values[start:end] for start, end in zip(starts, ends, strict=True)]
+            mine: list[Any] = [None]
+            dist.scatter_object_list(mine, parts, group_src=0, group=level.group)
+            values = mine[0]
+        return values[0]
+
+
+def _gathered(values: list[Any], level: Level) -> list[Any]:
+    parts: list[Any] | None = [None] * len(level.ranks) if dist.get_rank() == level.ranks[0] else None
+    dist.gather_object(values, parts, group_dst=0, group=level.group)
+    return _joined(parts or [])
 
 
 def _joined(parts: list[Any]) -> list[Any]:

@@ -170,7 +170,7 @@ class BackgroundWriter:
     def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
         """Copies the tensors of a snapshot to host memory, and starts to write the checkpoint in the background.
 
-        The previous checkpoint must be complete, see `is_finished`.
+        The previous checkpoint must be complete, see `wait`.
 
         Args:
             snapshot: the snapshot of the calling process.
@@ -183,15 +183,37 @@ class BackgroundWriter:
         with collectives.use_groups(self._channel):
             write(snapshot)
 
-    def is_finished(self, *, wait: bool) -> bool:
-        """Returns whether a checkpoint was completed since the last call; every process gets the same answer.
+    def status(self) -> tuple[Any, float]:
+        """Returns the background save, or None, and the state of this process's part of it, a summand of `settle`."""
+        return self._pending, 0.0 if self._pending is None else self._pending.status
 
-        Returns False if no checkpoint was started, or if the checkpoint is still being written.
+    def settle(self, save: Any, status_sum: float) -> bool:
+        """Ends the background save if all processes have written their parts; returns whether it did.
 
-        Collective: every process must call it after the same training steps.
+        Not collective: nothing is sent, and nobody waits.
 
         Args:
-            wait: whether to wait until the checkpoint is complete.
+            save: the background save for which the states were summed, see `status`.
+            status_sum: the sum of the states of all processes.
+
+        Raises:
+            CheckpointError: if the checkpoint could not be written, see `CheckpointWriter.write`.
+        """
+        # Each process that is done adds 1 or more. On an accelerator, the sum may be one of an earlier save.
+        if self._pending is None or save is not self._pending or status_sum < collectives.size():
+            return False
+        step = self._pending.step
+        self.wait_alone()
+        if status_sum >= _FAILED:
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written by another process",
+                code="FG609",
+                hint="see the error of that process; earlier checkpoints are untouched",
+            )
+        return True
+
+    def wait(self) -> bool:
+        """Waits until the checkpoint that is being written is complete; returns whether there was one.
 
         Raises:
             CheckpointError: if the checkpoint could not be written, see `CheckpointWriter.write`.
@@ -199,23 +221,10 @@ class BackgroundWriter:
         thread = self._pending
         if thread is None:
             return False
-        status_sum = 0.0
-        if not wait:
-            status_sum = collectives.all_sum(thread.status)
-            if status_sum < collectives.size():  # each process that is done adds 1 or more
-                return False
-        elif not thread.is_done and not self._has_waited:
+        if not thread.is_done and not self._has_waited:
             self._has_waited = True
             _log.warning("waiting until the checkpoint of step %d is written", thread.step)
-        # Cleared before an error is raised, so that it is raised only once.
-        self._pending = None
-        thread.finish()
-        if status_sum >= _FAILED:
-            raise CheckpointError(
-                f"the checkpoint of step {thread.step} could not be written by another process",
-                code="FG609",
-                hint="see the error of that process; earlier checkpoints are untouched",
-            )
+        self.wait_alone()
         return True
 
     def wait_alone(self) -> None:
@@ -224,6 +233,7 @@ class BackgroundWriter:
         Raises:
             CheckpointError: if the checkpoint could not be written.
         """
+        # Cleared before an error is raised, so that it is raised only once.
         thread, self._pending = self._pending, None
         if thread is not None:
             thread.finish()

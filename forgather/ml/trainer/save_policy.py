@@ -162,6 +162,8 @@ class CheckpointSaver:
         self._snapshots = SnapshotBuilder(session, strategy, average)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
         self._background = BackgroundWriter() if self.enabled and args.async_save else None
+        if self._background is not None:
+            sync.save_status = self._background.status
         self._state_saved = session.state
 
     @property
@@ -327,7 +329,10 @@ class CheckpointSaver:
         self.report_finished(wait=True)
 
     def report_finished(self, *, wait: bool) -> None:
-        """Sends `on_save` if a background save was completed. Collective: every process must call it.
+        """Sends `on_save` if a background save was completed. Every process must call it after the same steps.
+
+        The processes learn from the sums of a training step whether the save is complete on all of them, so that a save
+        costs no collective of its own while it runs.
 
         Args:
             wait: whether to wait until the background save is complete.
@@ -335,7 +340,11 @@ class CheckpointSaver:
         Raises:
             CheckpointError: if the checkpoint could not be written.
         """
-        if self._background is not None and self._background.is_finished(wait=wait):
+        background = self._background
+        if background is None:
+            return
+        known = self._sync.saves if self._sync.several else background.status()
+        if background.wait() if wait else background.settle(*known):
             self._send_on_save(self._state_saved)
 
     def wait_after_failure(self, *, alone: bool) -> None:

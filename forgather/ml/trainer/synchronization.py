@@ -1,9 +1,10 @@
 """Synchronizes values between the processes of a run in each step: target counts, loss, norm, flags, stop requests.
 
 With a single process there is no communication. With several processes each step has one all-reduce, after its backward
-pass: the sum of the loss, of the squared gradient norm, of the stop requests, and of the counts of the next window (the
-micro-batches of the next optimizer step), which is read one step ahead. The first window of an epoch, and all windows
-if a callback of the user may change what is read, have an all-reduce of their own for their counts.
+pass: the sum of the loss, of the squared gradient norm, of the stop requests, of the states of a background save, and
+of the counts of the next window (the micro-batches of the next optimizer step), which is read one step ahead. The first
+window of an epoch, and all windows if a callback of the user may change what is read, have an all-reduce of their own
+for their counts.
 
 On an accelerator the host does not wait for the all-reduce: it reads the counts and the stop requests one step later. A
 stop request that a process receives before it has computed its loss stops the run at the end of the same step on a CPU,
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -89,6 +90,11 @@ class RunSync:
         self.has_requests: Callable[[], bool] = bool
         """A function that returns whether control requests wait in this process; only the main process has any."""
         self._are_requests_known = False
+        self.save_status: Callable[[], tuple[Any, float]] = _no_save
+        """A function that returns a background save, or None, and the state of this process's part of it."""
+        self.saves: tuple[Any, float] = (None, 0.0)
+        """The background save of the sum that was read last, and the sum of its states over all processes."""
+        self._save_of_sums: Any = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
         """Yields the windows of this process after summing their counts over all data-parallel ranks.
@@ -214,30 +220,41 @@ class RunSync:
             self._ahead = self._read_ahead(self._source)
         window = self._ahead.window if self._ahead is not None else None
         sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
+        save, status = self.save_status()
         sums = self._on_device(
-            [0.0, *sizes, self._code, float(window is not None)], window if self._contributes_counts else None
+            [0.0, *sizes, self._code, float(window is not None), status], window if self._contributes_counts else None
         )
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
         shares = (share.detach() if self._contributes else nothing, nothing if squares is None else squares)
         sums = torch.cat([sums, torch.stack([value.to(self._device, torch.float64) for value in shares])])
         dist.all_reduce(sums)
-        self._receive(sums)
+        self._receive(sums, save)
         # The ranks of early stages do not know in which dtype the loss was computed.
         kind = share.dtype if self._strategy.layout.pipeline_parallel_size == 1 else torch.float64
-        return sums[6].to(kind), None if squares is None else sums[7]
+        return sums[7].to(kind), None if squares is None else sums[8]
 
-    def _receive(self, sums: Tensor) -> None:
-        """Takes counts and stop requests from the sums: at once if the host can read them, else one step later."""
+    def _receive(self, sums: Tensor, save: Any) -> None:
+        """Takes counts and stop requests from the sums: at once if the host can read them, else one step later.
+
+        Args:
+            sums: the sums of this step.
+            save: the background save whose states are in the sums; None if there is none.
+
+        Shapes:
+            sums: (9,).
+        """
         ahead = self._ahead
         if host_can_read(self._device):
-            valid, *_, codes, present, _, _ = sums.tolist()
+            valid, *_, codes, present, status, _, _ = sums.tolist()
             self._record_stop(codes)
+            self.saves = save, status
         else:
             if self._sums is not None:
                 # Of the step before: the device has finished it when it computes this one.
-                *_, codes, present, _, _ = self._sums.read().tolist()
+                *_, codes, present, status, _, _ = self._sums.read().tolist()
                 self._record_stop(codes)
-            self._sums, valid, present = AsyncHostCopy(sums), sums[0], None
+                self.saves = self._save_of_sums, status
+            self._sums, valid, present, self._save_of_sums = AsyncHostCopy(sums), sums[0], None, save
         if ahead is None:
             return
         ahead.present = present
@@ -320,6 +337,10 @@ class RunSync:
         if self.several and not wants:
             self._start_stop_sum()
         return wants
+
+
+def _no_save() -> tuple[Any, float]:
+    return None, 0.0
 
 
 _SWITCHES = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")

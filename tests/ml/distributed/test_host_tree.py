@@ -41,6 +41,9 @@ def _exchange():
         "largest": collectives.all_max(float(rank * (size - 1 - rank))),
         "from_main": collectives.broadcast_from_main([rank == 0, rank != 0]),
         "of_main": collectives.run_on_main(lambda: f"made by {rank}"),
+        "on_main": collectives.gather_on_main(rank),
+        "distinct": collectives.gather_distinct_on_main(rank // 3),
+        "dealt": collectives.scatter_from_main(lambda: [f"for {each}" for each in range(size)]),
         "sum": late.read(),
         "again": late.read(),
     }
@@ -50,6 +53,10 @@ def _exchange():
         collectives.run_collectively(lambda: _fails_on(rank, 3))
     except Exception as error:  # noqa: BLE001 - the error of each rank is compared
         found["error"] = f"{type(error).__name__}: {error}"
+    try:
+        collectives.scatter_from_main(lambda: [_fails_on(rank, 0)])
+    except Exception as error:  # noqa: BLE001 - the error of each rank is compared
+        found["not_dealt"] = f"{type(error).__name__}: {error}"
     try:
         collectives.require_equal_facts({"seed": 1, "rows": 7 if rank == size - 1 else 8})
     except DistributedError as error:
@@ -71,6 +78,10 @@ def test_every_rank_gets_what_one_group_would_give(world_size):
         assert found["largest"] == max(each * (world_size - 1 - each) for each in range(world_size))
         assert found["from_main"] == [True, False]
         assert found["of_main"] == "made by 0"
+        assert found["on_main"] == (list(range(world_size)) if rank == 0 else [])
+        assert found["distinct"] == ([0, 1] if rank == 0 else [])
+        assert found["dealt"] == f"for {rank}"
+        assert found["not_dealt"].startswith("ValueError: no file" if rank == 0 else "DistributedError: ")
         assert found["sum"] == found["again"] == world_size * (world_size + 1) / 2
         assert found["behind"] == list(range(world_size))
         own = "ValueError: no file"

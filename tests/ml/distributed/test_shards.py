@@ -20,6 +20,7 @@ from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.save_plan import LocalState, SavePlanner, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
+from forgather.ml.distributed.host_tree import HostTree
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
 from forgather.ml.trainer.checkpoint_writer import CheckpointWriter
 from forgather.ml.trainer.snapshot import Snapshot
@@ -197,6 +198,50 @@ def test_a_plan_that_is_remembered_follows_what_changes():
     first, second = gang(2, _changes)
     assert [["a@0,0"], ["a@0,0"], ["a@0,0", "b@0,0"]] == first
     assert [["a@2,0"], ["a@2,0"], ["a@2,0", "b@2,0"]] == second
+
+
+def _sent_by_saves():
+    """Returns the calls of the host tree by each of several saves, and what this rank keeps of the plan of all."""
+    planning, sent, found = SavePlanner(), [], []
+
+    def noted(name):
+        whole = getattr(HostTree, name)
+
+        def note(tree, *args, **given):
+            sent.append(name)
+            return whole(tree, *args, **given)
+
+        return note
+
+    for name in ("all_reduce", "broadcast_objects", "all_gather", "gather", "gather_distinct", "scatter"):
+        setattr(HostTree, name, noted(name))
+
+    def save(names, lr, dtype=torch.float32, placement=None):
+        sent.clear()
+        weights = {name: sliced(numbers(4, 2).to(dtype), [placement or Shard(0)]) for name in names}
+        optimizer = {"state": {}, "param_groups": [{"params": list(names), "lr": lr}]}
+        files = planning.plan(LocalState(weights=weights, optimizer=optimizer))
+        rate = json.loads(files.texts["optimizer.json"])["param_groups"][0]["lr"] if files.texts else None
+        found.append(([*sent], rate))
+
+    save(["a"], 1)
+    save(["a"], 2)
+    save(["a", "b"], 2)  # another parameter
+    save(["a", "b"], 2, torch.bfloat16)
+    save(["a", "b"], 2, torch.bfloat16, Shard(1))
+    save(["a", "b"], 3, torch.bfloat16, Shard(1))
+    return found, sorted(planning._texts), len(planning._parts)
+
+
+def test_a_plan_is_sent_only_for_a_new_structure_and_lies_on_the_main_process():
+    again = ["all_reduce", "all_reduce", "gather_distinct"]
+    planned = ["all_reduce", "all_reduce", "gather", "scatter", "gather_distinct"]
+    first, second = gang(2, _sent_by_saves)
+    assert [planned, again, planned, planned, planned, again] == [sent for sent, _ in first[0]]
+    assert [sent for sent, _ in first[0]] == [sent for sent, _ in second[0]]
+    assert [1, 2, 2, 2, 2, 3] == [rate for _, rate in first[0]]
+    assert (["index.json"], 2) == first[1:]
+    assert ([], 2) == second[1:]
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------
