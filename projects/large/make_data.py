@@ -11,7 +11,7 @@ from pathlib import Path
 from forgather.ml.data import python_sources
 
 SHARDS = 64
-HELD_OUT = 20  # one text of so many is for evaluation
+HELD_OUT = 8  # one text of so many is for evaluation
 
 
 def main() -> None:
