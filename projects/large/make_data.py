@@ -1,4 +1,4 @@
-"""Writes the Python standard library as shards of texts (data/train-*.jsonl) and some texts for evaluation (data/eval.jsonl).
+"""Writes the Python standard library as shards of texts (data/train-*.jsonl), a part for evaluation (data/eval.jsonl).
 
 The configs stream them, as they would stream the shards of a large data set. The same Python writes the same files.
 

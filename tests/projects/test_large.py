@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
-from tests.matrix import thinned
 
 PROJECT = Path(__file__).parents[2] / "projects" / "large"
 PARAMETERS = {"1b": 1_235_814_400, "8b": 8_030_261_248}
@@ -19,7 +18,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("config", "ranks"), thinned(CASES, lambda case: case == ("1b", 1024)))
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+@pytest.mark.parametrize(("config", "ranks"), CASES)
 def test_a_dry_run_says_what_each_process_holds(config, ranks, tmp_path, capsys):
     folder = tmp_path / "large"
     shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns("data", "output_models"))
