@@ -36,5 +36,5 @@ def test_a_dry_run_says_what_each_process_holds(config, ranks, tmp_path, capsys)
     holdings = layout["holdings"]
     assert [0, ranks - 1] == [holdings[0]["ranks"][0], holdings[-1]["ranks"][1]]
     held = sum(one["parameters"] * (one["ranks"][1] - one["ranks"][0] + 1) for one in holdings)
-    # Slices are rounded up to whole rows of a weight.
-    assert whole <= held <= 1.02 * whole
+    # Slices are rounded up to whole rows of a weight; keys and values of 1B have 512 rows for 1,024 ranks.
+    assert whole <= held <= 1.03 * whole
