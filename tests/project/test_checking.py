@@ -90,12 +90,13 @@ def told(checked):
 @pytest.mark.parametrize(("project", "config"), CONFIGS, ids=lambda value: value.rpartition("/")[2])
 def test_a_shipped_config_has_no_errors(warm_settings, project, config):
     found = check_project(Project(config, project)).findings
-    # make_data.py writes the data of `assistant`, `classify`, `seq2seq` and `tag`. Models of `preferences` and `assistant`
+    # make_data.py writes the data of `assistant`, `classify`, `large`, `seq2seq` and `tag`. Models of `preferences` and `assistant`
     # start from one that another config trains. tests/projects/test_recipes.py asserts what is found in the recipes.
     codes = {
         "preferences": {"FG456"} if config != "base.yaml" else set(),
         "classify": {"FG456"},
         "assistant": {"FG456"},
+        "large": {"FG456"},
         "seq2seq": {"FG456"},
         "tag": {"FG456"},
         "recipes": {"FG456", "FG742", "FG825"},

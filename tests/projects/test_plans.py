@@ -29,7 +29,7 @@ FAMILIES = ("gemma", "gpt2", "llama", "mistral", "phi", "qwen")
 COMMANDS = {
     "diffusion": [["make_pipeline.py"], ["make_pipeline.py", "--kind", "sd3"]],
     "recipes": [["make_small.py"]],
-    **{name: [["make_data.py"]] for name in ("assistant", "classify", "seq2seq", "tag")},
+    **{name: [["make_data.py"]] for name in ("assistant", "classify", "large", "seq2seq", "tag")},
 }
 """What the README of a project says to run before its configs, of each project that needs it."""
 
