@@ -36,7 +36,13 @@ def left(tmp_path_factory):
     return of
 
 
-QUICK = [("single", "ZeRO-3"), ("FSDP2 2", "PP 2"), ("TP 2", "DDP 2"), ("FSDP2 x CP 2x2", "CP 2"), ("HSDP 2x2", "ZeRO-1")]
+QUICK = [
+    ("single", "ZeRO-3"),
+    ("FSDP2 2", "PP 2"),
+    ("TP 2", "DDP 2"),
+    ("FSDP2 x CP 2x2", "CP 2"),
+    ("HSDP 2x2", "ZeRO-1"),
+]
 
 
 def test_the_quick_pairs_hold_every_strategy():

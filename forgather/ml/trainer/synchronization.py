@@ -44,6 +44,8 @@ class _Ahead:
     window: Window | None = None
     error: Exception | None = None
     present: float | None = None
+
+
 class StreamPosition(Protocol):
     """What `RunSync.stream_windows` needs of the training data."""
 
