@@ -457,3 +457,48 @@ def test_bad_rows_are_the_same_after_a_resume(tmp_path):
     resumed.load_state_dict(state)
     assert left == numbers_read(resumed)
     assert own.bad_rows.count == resumed.bad_rows.count
+
+
+CHANGES = {
+    "length": {"block_size": 12},
+    "seed": {"seed": 5},
+    "column": {"text_column": "other"},
+    "labels": {"document_boundaries": False},
+}
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_rows_at_the_same_places_are_refused_at_a_resume(tmp_path, change, workers):
+    file = tmp_path / "two.jsonl"
+    file.write_text("".join(json.dumps({"text": words(n), "other": words(n + 1)}) + "\n" for n in range(120)))
+
+    def stack(rows):
+        return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+
+    def batches(*, block_size=24, seed=3, text_column="text", **options):
+        stream = json_lines(str(file), text_column, streaming=True, buffer_size=40, seed=seed)
+        args = TrainingArguments(
+            str(tmp_path), max_steps=99, use_cpu=True, data_streams=2, dataloader_num_workers=workers
+        )
+        return TrainBatches(tokenize(stream, byte_pairs(), block_size, **options), args, stack, topology=ALONE)
+
+    rule = loss_rule(tiny_llama())
+    own = batches()
+    windows = own.windows(rule)
+    for window in islice(windows, 3):
+        own.advance(window)
+    state = own.state_dict()
+    resumed = batches(**CHANGES.get(change, {}))
+    resumed.load_state_dict(state)
+    if change is None:
+        assert torch.equal(next(windows).batches[0]["input_ids"], next(resumed.windows(rule)).batches[0]["input_ids"])
+        return
+    with pytest.raises(CheckpointError, match=r"FG610.*gives other rows at the same place"):
+        list(resumed.windows(rule))
+    # A checkpoint of an earlier release has no digests.
+    for block in state["blocks"].values():
+        block.pop("digest")
+    resumed = batches(**CHANGES[change])
+    resumed.load_state_dict(state)
+    assert next(resumed.windows(rule)).num_rows

@@ -146,6 +146,7 @@ class Block:
         first: the number of rows that the stream gave before this block, in this epoch.
         packer: the state of the packer; None without one.
         num_bad: the number of bad rows that were left out before this block.
+        digest: a digest of the first row of the block; None if it is unknown.
     """
 
     place: int = 0
@@ -153,6 +154,7 @@ class Block:
     first: int = 0
     packer: Mapping[str, Any] | None = None
     num_bad: int = 0
+    digest: str | None = None
 
     def to_state(self) -> dict[str, Any]:
         """Returns the block as numbers, texts, lists and tensors."""
@@ -162,12 +164,20 @@ class Block:
             "first": self.first,
             "packer": None if self.packer is None else dict(self.packer),
             "bad": self.num_bad,
+            "digest": self.digest,
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Block:
         """Returns the block that `to_state` described."""
-        return cls(int(state["place"]), state["offset"], int(state["first"]), state["packer"], int(state["bad"]))
+        return cls(
+            int(state["place"]),
+            state["offset"],
+            int(state["first"]),
+            state["packer"],
+            int(state["bad"]),
+            state.get("digest"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from forgather.ml.strategy.counter_draws import (
     stream_key,
     uniform,
 )
-from forgather.ml.strategy.fill_record import Draw, FillRecord, Formula, Part, Region, Step, UnrecordedError
+from forgather.ml.strategy.fill_record import Draw, FillRecord, Formula, Part, Region, Step, UnrecordedError, is_whole
 from forgather.ml.strategy.meta_model import is_plain, move_to_meta, replacing_conversions, tensors_of
 from forgather.ml.strategy.state import Box, whole_box
 
@@ -121,9 +121,10 @@ class CounterWeights:
         plan, dtype = self._plans[fqn], dtype or self._tensors[fqn].dtype
         if isinstance(plan, Tensor):
             return plan[box].to(dtype, copy=True)
-        found = torch.empty([one.stop - one.start for one in box], dtype=dtype)
+        # Rounded to the dtype of the tensor first, as the weights are of a model that one process makes and converts.
+        found = torch.empty([one.stop - one.start for one in box], dtype=self._tensors[fqn].dtype)
         plan.write(found, box)
-        return found
+        return found.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ def _plan(
         if not is_plain(tensor) or tensor.is_meta:
             raise _refused(f"{fqn!r} is a {type(tensor).__name__} that was made elsewhere")
         return tensor.detach().clone()
-    if not formula.other and tensor.is_contiguous() and tensor.storage_offset() == 0:
+    # The parts refer to the memory: a parameter that is a part of it has other positions.
+    if not formula.other and tensor.is_contiguous() and is_whole(tensor):
         parts = [_filled(fqn, part, tuple(tensor.shape), named) for part in formula.parts]
         if all(part is not None for part in parts):
             return _Plan(tuple(tensor.shape), tuple(part for part in parts if part is not None))

@@ -228,7 +228,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return copied
         step = _step(name, args, kwargs)
         if step is not None and isinstance(args[0], Tensor):
-            is_same = args[0] is target or (_is_whole(args[0]) and _is_whole(target) and _same_layout(args[0], target))
+            is_same = args[0] is target or (is_whole(args[0]) and is_whole(target) and _same_layout(args[0], target))
             stepped = _stepped(self.formula(args[0]), region, step) if is_same else None
             if stepped is not None:
                 return stepped
@@ -237,7 +237,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _copied(self, target: Tensor, name: str, args: Sequence[Any]) -> Formula | None:
         """Returns the formula of a copy of a whole tensor; None if it has none."""
         of = args[1] if name == "copy_" else args[0]
-        if not isinstance(of, FakeTensor) or not (_is_whole(of) and _is_whole(target) and _same_layout(of, target)):
+        if not isinstance(of, FakeTensor) or not (is_whole(of) and is_whole(target) and _same_layout(of, target)):
             return None
         found = self.formula(of)
         if found.other:
@@ -256,7 +256,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
             earlier = self._formulas.get(memory, _UNSET)
             replaces = name == "copy_" or func._overloadname.endswith("out")
             # An unset memory may be set part by part.
-            found += [earlier] if earlier is not _UNSET and not (replaces and _is_whole(target)) else []
+            found += [earlier] if earlier is not _UNSET and not (replaces and is_whole(target)) else []
         random = [one for one in found if one.is_random or one.draws]
         is_random = bool(random) or torch.Tag.nondeterministic_seeded in func.tags
         reason = next((one.other for one in random if one.other and one is not _UNSET), name)
@@ -296,11 +296,15 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Ten
     return found
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def is_whole(tensor: Tensor) -> bool:
+    """Returns whether a tensor has each element of its memory once, in any order of dimensions.
+
+    Shapes:
+        tensor: any shape.
+    """
     size = tensor.untyped_storage().nbytes()
     if tensor.numel() * tensor.itemsize != size:
         return False
-    # Each element once, in any order of dimensions.
     step = 1
     for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride != step:
@@ -310,7 +314,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _region(tensor: Tensor) -> Region | None:
-    return None if _is_whole(tensor) else (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    return None if is_whole(tensor) else (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 def _same_layout(left: Tensor, right: Tensor) -> bool:

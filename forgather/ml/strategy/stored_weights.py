@@ -134,6 +134,10 @@ def stored_weights(make_model: Callable[[], nn.Module], folder: Path) -> StoredW
         if any(type(step) is not WeightRenaming for step in get_model_conversion_mapping(model)):
             return None
         files = _open_files(folder)
+        # The library ties two stored weights if their values are equal, which are not read here.
+        tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+        if any(one in files and other in files for one, other in tied.items()):
+            return None
         missing = [fqn for fqn, owner, name, _ in tensors_of(model) if name in owner._buffers and fqn not in files]
         found = StoredWeights(model, files, _tables(model, missing))
         if found.is_complete():

@@ -461,7 +461,14 @@ class TrainBatches:
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
         windows = self._windows(batches, rule, step, padded)
+        if self._own.streams is not None:
+            return self._compared(windows, self._own.streams)
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
+
+    def _compared(self, windows: Iterator[Window], streams: StreamBatches) -> Iterator[Window]:
+        for window in windows:
+            report_data_changes(streams.take_changes(), may_change=self._may_change)
+            yield window
 
     def _compare(self, expected: Fingerprint) -> None:
         report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)

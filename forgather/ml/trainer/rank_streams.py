@@ -147,7 +147,8 @@ class RankStreams(IterableDataset[Round]):
         past = rounds_before(start, number, self._num_streams) - block.first
         latest = None
         for given, (row, begins) in enumerate(rows):
-            latest = begins or latest
+            if begins is not None:
+                latest = dataclasses.replace(begins, digest=row_digest(row))
             if given >= past:
                 # With the first row, the block in which it is: the rows before it are given again from there only.
                 yield row, latest

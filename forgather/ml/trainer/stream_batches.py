@@ -87,6 +87,7 @@ class StreamBatches:
         self._resumed: dict[int, Block] = {}
         self._trained = 0
         self._bad_before, self._bad_places = 0, list[int]()
+        self._other_rows: set[int] = set()
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
         self.loader = self._new_loader()
@@ -174,6 +175,11 @@ class StreamBatches:
         known = self._history.setdefault(stream, [])
         if not known or known[-1].first < block.first:
             known.append(block)
+        elif known[-1].first == block.first:
+            # The block of a checkpoint, which is read again.
+            if None not in (known[-1].digest, block.digest) and known[-1].digest != block.digest:
+                self._other_rows.add(stream)
+            known[-1] = block
         given = rounds_before(self._trained, stream, self.num_streams)
         # Blocks before the one of the position are not needed any more.
         while len(known) > 1 and known[1].first <= given:
@@ -231,6 +237,16 @@ class StreamBatches:
     @staticmethod
     def _seeded_apart(*facts: int) -> AbstractContextManager[None]:
         return IsolatedRNG().seeded(seed_of(*facts))
+
+    def take_changes(self) -> list[str]:
+        """Returns descriptions of the changes of rows since the checkpoint that were noticed since the last call."""
+        found, self._other_rows = sorted(self._other_rows), set()
+        if not found:
+            return []
+        return [
+            f"stream {found[0]} gives other rows at the same place (of another tokenizer, column, length or order of "
+            "the texts)"
+        ]
 
     def trained(self, row: int) -> None:
         """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from forgather.ml.models import from_pretrained
 from forgather.ml.strategy import initial_weights
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
+from forgather.ml.strategy.stored_weights import stored_weights
 from forgather.ml.trainer.model_source import stored_in
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
@@ -117,3 +118,16 @@ def test_only_a_function_that_loads_a_folder_is_read_by_slices(tmp_path):
     assert stored_in(functools.partial(from_pretrained, "owner/name"), None) is None
     assert stored_in(MODELS["llama"], None) is None
     assert stored_in(None, None) is None
+
+
+def test_tied_weights_that_are_stored_twice_are_left_to_the_library(tmp_path):
+    LlamaForCausalLM(LLAMA).save_pretrained(tmp_path)
+    make = functools.partial(from_pretrained, str(tmp_path))
+    assert stored_weights(make, tmp_path) is not None
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
+    whole = make()
+    assert whole.lm_head.weight is whole.model.embed_tokens.weight
+    # Without values, the library does not tie them: read by slices, they would be trained apart.
+    assert stored_weights(make, tmp_path) is None

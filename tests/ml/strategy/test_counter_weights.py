@@ -247,3 +247,24 @@ def other_model_on_rank_one():
 
 def test_different_fills_are_refused_on_every_rank():
     assert ["FG732"] * 2 == run_ranks(2, other_model_on_rank_one)
+
+
+class Halves(nn.Module):
+    """A model whose weight is the first half of a memory, of which the second half is filled last."""
+
+    def __init__(self):
+        super().__init__()
+        both = torch.empty(8).normal_()
+        both[4:].fill_(5.0)
+        self.weight = nn.Parameter(both[:4])
+
+
+def test_a_part_of_a_memory_does_not_get_the_values_of_another_part():
+    with pytest.raises(TrainingError, match=r"FG619.*'weight' is filled in parts of another layout"):
+        recorded(Halves)
+
+
+def test_a_weight_in_a_wider_dtype_has_the_rounding_of_its_own():
+    made = recorded(lambda: One(nn.init.normal_, (50,), torch.bfloat16))
+    box = whole_box(made.shape("weight"))
+    assert torch.equal(made.part("weight", box).float(), made.part("weight", box, torch.float32))
