@@ -51,6 +51,7 @@ TYPING = frozenset(("typing", "typing_extensions", "collections.abc", "numbers")
 EMPTY_BASES = frozenset(
     """
     abc.ABC typing.Generic typing.Protocol typing_extensions.Protocol typing_extensions.Generic builtins.object
+    typing.Iterable collections.abc.Iterable
     """.split()
 )
 # Mutable base classes whose `__new__` accepts any arguments, so that the `__init__` of a subclass decides.

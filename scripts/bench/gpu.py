@@ -213,6 +213,8 @@ def make_trainer(
         "save_strategy": "no",
         "logging_strategy": "no",
         "use_cpu": device == "cpu",
+        # The figures that are recorded are those of runs that held all logits.
+        "linear_cross_entropy": False,
         **cell.args,
     }
     arguments = getattr(ml, cell.kind.replace("Trainer", "TrainingArguments"))

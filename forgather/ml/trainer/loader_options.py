@@ -16,7 +16,7 @@ from transformers.data.data_collator import DataCollatorForSeq2Seq, DataCollator
 from forgather.interrupt import leave_to_parent
 from forgather.ml.data.padding import CausalLMCollator, PaddingCollator
 from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.collation import is_default_collate
+from forgather.ml.trainer.collation import KnownColumns, is_default_collate
 from forgather.ml.types import Topology
 
 USUAL_WORKERS = 2
@@ -74,6 +74,8 @@ def reading_draws_nothing(dataset: Any, collate: Any) -> bool:
 
 
 def _draws_nothing(collate: Any) -> bool:
+    # It only leaves out columns that the model does not take.
+    collate = collate.collate if type(collate) is KnownColumns else collate
     return collate is default_data_collator or type(collate) in _DRAW_NOTHING or is_default_collate(collate)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from forgather.config.graph import Call, CallKind, Node, Scalar
 from forgather.config.lint.call_check import Called
 from forgather.config.path import format_path
-from forgather.config.traverse import walk
+from forgather.config.traverse import children, walk
 from forgather.errors import Diagnostic
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
@@ -102,13 +102,27 @@ def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
 
 
 def _calls_of_rows(call: Call) -> list[Call]:
-    """Returns the calls that make the rows which a function gets; none if they are for evaluation, never streamed."""
+    """Returns the calls that make the rows which a function gets, without those for evaluation, never streamed."""
     node = next(iter(call.args), None) or _argument(call, "dataset") or _argument(call, "datasets")
-    if isinstance(node, Call) and node.constructor == "getitem" and len(node.args) == 2:
-        part = node.args[1]
-        if isinstance(part, Scalar) and part.value == "eval":
-            return []
-    return [] if node is None else _calls(node)
+    found: dict[int, Call] = {}
+    seen: set[int] = set()
+    left = [] if node is None else [node]
+    while left:
+        node = left.pop()
+        if id(node) in seen or _is_evaluation(node):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Call):
+            found[id(node)] = node
+        left += [child for _, child in children(node)]
+    return list(found.values())
+
+
+def _is_evaluation(node: Node) -> bool:
+    if not isinstance(node, Call) or node.constructor != "getitem" or len(node.args) != 2:
+        return False
+    part = node.args[1]
+    return isinstance(part, Scalar) and part.value == "eval"
 
 
 def _calls(node: Node) -> list[Call]:

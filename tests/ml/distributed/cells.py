@@ -164,7 +164,7 @@ def _with_options():
         "fp16": [ddp, fsdp2, hybrid, both, *divided],
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
         "recomputed": [*copies, *divided, sliced_context, *zeros, *pipelines.values()],
-        "re-entrant": [fsdp2, hybrid, tensor, both, *divided, *zeros],
+        "re-entrant": [fsdp2, hybrid, tensor, both, sharded_context, *zeros],
         "fewer from epoch 1": [*copies, *divided, *zeros, *pipelines.values()],
         "more from step 2": [*copies, *zeros, *pipelines.values(), sharded_stages[1]],
         "global batch": [*copies, *divided, *zeros, pipelines["Schedule1F1B"], sharded_stages[1]],

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import forgather.ml
+from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.distributed.env import DistributedEnvironment
 from tests.ml.distributed.bench import GLOBAL_ROWS, LENGTH, OPTIONS, least_layers, make_model, packed_rows
 from tests.ml.distributed.gang import import_engine, run_ranks
@@ -30,6 +31,8 @@ ENGINES_OWN = (
     "strategy/deepspeed.py update",
     "model_inputs.py call",
     "activation_checkpointing.py forward",
+    # Starts the engine's own gathering of the head.
+    "strategy/fsdp_units.py _gather",
 )
 """The lines that lead to torch's engine, or sum gradients in its place: what a loop by hand would send as well."""
 
@@ -133,22 +136,12 @@ def train(cell):
             model_init=functools.partial(make_model, "llama", torch.float32, least_layers(cell.settings)),
             args=args,
             train_dataset=rows_of(cell),
-            data_collator=_padded if cell.padded else None,
+            data_collator=PaddingCollator() if cell.padded else None,
             optimizer_factory=option.get("factory"),
             distributed_env=DistributedEnvironment(timeout_seconds=patience(60), start_timeout_seconds=patience(60)),
         )
         trainer.train()
     return counts
-
-
-def _padded(rows):
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def column(name, fill):
-        return torch.tensor([row[name] + [fill] * (longest - len(row[name])) for row in rows])
-
-    mask = [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows]
-    return {"input_ids": column("input_ids", 0), "labels": column("labels", -100), "attention_mask": torch.tensor(mask)}
 
 
 def measure(cell):

@@ -30,7 +30,12 @@ def make_trainer(shape, dtype, output_dir, hook):
     )
     config.dropout = 0.0
     args = ml.TrainingArguments(
-        output_dir, use_cpu=True, per_device_train_batch_size=ROWS, save_strategy="no", bf16=dtype == "bf16"
+        output_dir,
+        use_cpu=True,
+        per_device_train_batch_size=ROWS,
+        save_strategy="no",
+        bf16=dtype == "bf16",
+        linear_cross_entropy=False,
     )
     ids = torch.arange(TOKENS)
     model = functools.partial(getattr(transformers, shape.model_class).from_config, config)
