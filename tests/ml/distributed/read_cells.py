@@ -25,6 +25,7 @@ EXPECTED = Path(__file__).with_name("reads.json")
 ENGINES_OWN = (
     "strategy/gradients.py sum_bucket_async",
     "strategy/gradients.py _sum_bucket",
+    "strategy/gradients.py _send",
     "strategy/pipeline/",
     "strategy/model_strategy.py _backward",
     "strategy/deepspeed.py forward_backward",
