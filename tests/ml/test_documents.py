@@ -156,7 +156,6 @@ def test_an_overridden_compute_loss(tmp_path):
         assert leak(lambda rows, way=way: train_once(rows, tmp_path, **way)) <= 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.matrix)])
 def test_a_compiled_model_keeps_them_apart(attention, tmp_path):
     way = {"make_model": functools.partial(make, "llama", attention), "loss_fn": own_loss}

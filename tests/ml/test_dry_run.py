@@ -57,7 +57,7 @@ ALL = ["model.embed_tokens", "model.layers.0-15", "model.norm", "lm_head"]
 
 def test_replicas_are_whole_on_every_rank(tmp_path):
     laid_out = found(trainer_of(tmp_path))
-    assert {"pipeline": 1, "replicate": 64, "shard": 1, "tensor": 1} == laid_out["mesh"]
+    assert {"pipeline": 1, "replicate": 64, "shard": 1, "context": 1, "tensor": 1} == laid_out["mesh"]
     assert 512 == laid_out["rows_per_update"]
     assert [
         {
@@ -79,7 +79,7 @@ def test_replicas_are_whole_on_every_rank(tmp_path):
 
 def test_zero_3_shares_out_every_weight(tmp_path):
     laid_out = found(trainer_of(tmp_path, deepspeed={"zero_optimization": {"stage": 3}}))
-    assert {"pipeline": 1, "replicate": 1, "shard": 64, "tensor": 1} == laid_out["mesh"]
+    assert {"pipeline": 1, "replicate": 1, "shard": 64, "context": 1, "tensor": 1} == laid_out["mesh"]
     (holding,) = laid_out["holdings"]
     assert sum(-(-weight.numel() // 64) for weight in model_init().parameters()) == holding["parameters"]
 
@@ -87,7 +87,7 @@ def test_zero_3_shares_out_every_weight(tmp_path):
 def test_stages_of_a_pipeline_hold_their_layers(tmp_path):
     given = {"split_spec": "auto", "pipeline_parallel_size": 4, "schedule_class": "Schedule1F1B"}
     laid_out = found(trainer_of(tmp_path, "PipelineTrainer", **given), world_size=32)
-    assert {"pipeline": 4, "replicate": 8, "shard": 1, "tensor": 1} == laid_out["mesh"]
+    assert {"pipeline": 4, "replicate": 8, "shard": 1, "context": 1, "tensor": 1} == laid_out["mesh"]
     assert [(0, 7), (8, 15), (16, 23), (24, 31)] == [holding["ranks"] for holding in laid_out["holdings"]]
     assert [(0,), (1,), (2,), (3,)] == [holding["stages"] for holding in laid_out["holdings"]]
     held = [module for holding in laid_out["holdings"] for module in holding["modules"]]

@@ -51,7 +51,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64}
         (lambda: tiny_llama(**SIZES), {"exclude": ["proj"]}, "FG793", "no linear layer in a block"),
         (lambda: tiny_llama(intermediate_size=44), {}, "FG793", "has 32 inputs and 44 outputs"),
         (lambda: nn.Linear(16, 16), {}, "FG793", "no linear layer in a block of Linear"),
-        (lambda: lora(tiny_llama(**SIZES), r=4), {}, "FG793", "fp8 with an adapter"),
+        (lambda: lora(r=4).apply(tiny_llama(**SIZES), seed=0), {}, "FG793", "fp8 with an adapter"),
     ],
     ids=["hardware", "unknown name", "nothing left", "sizes", "no blocks", "adapter"],
 )

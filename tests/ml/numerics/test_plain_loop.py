@@ -223,7 +223,6 @@ def test_gradient_checkpointing_does_recompute(settings):
     assert once < len(calls)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at inputs of a block
 def test_compiling_changes_no_weight_beyond_rounding(settings):
     expected, actual = tiny_llama(), tiny_llama()
     train(settings, expected, rows())
@@ -232,7 +231,6 @@ def test_compiling_changes_no_weight_beyond_rounding(settings):
     assert list(weights(expected)) == list(weights(actual))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at inputs of a block
 def test_compiling_the_blocks_alone_changes_no_weight_beyond_rounding(settings):
     expected, actual = tiny_llama(), tiny_llama()
     train(settings, expected, rows())

@@ -33,7 +33,6 @@ def traces_of(tmp_path_factory):
 
 
 # torch looks at gradients of real tensors that meet fake ones.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("cell", list(map(parameter, (*QUICK, *FULL))), ids=str)
 def test_the_traced_peak_is_the_measured_one(cell, traces_of, tmp_path, record_property):
     pairs = list(zip(measured(cell, tmp_path), map(planned, traces_of(cell)), strict=True))
