@@ -84,7 +84,7 @@ def test_every_step_line_has_the_promised_numbers(hear, capsys):
     _, recorder = hear(Trainer, TrainingArguments, JOBS["steps"])
     lines = [line for line in recorder.lines if "loss" in line]
     promised = {
-        "loss", "learning_rate", "grad_norm", "tokens_per_second", "steps_per_second", "memory_bytes", "epoch",
+        "loss", "learning_rate", "grad_norm", "tokens_per_second", "steps_per_second", "memory_bytes", "epoch", "data_wait_share",
     }  # fmt: skip
     assert [promised] * 8 == [set(line) for line in lines]
     assert all(isinstance(value, int | float) for line in lines for value in line.values())

@@ -33,7 +33,7 @@ KINDS = {
 }
 # Whatever a clock, the machine or the place of the run decides.
 _PATH = re.compile(r'"[^"]*/(checkpoint-\d+)"')
-_MOVING = ("_times", "_per_second", "_runtime", "memory_bytes", "_dir")
+_MOVING = ("_times", "_per_second", "_runtime", "memory_bytes", "data_wait_share", "_dir")
 
 
 class Noisy(torch.utils.data.Dataset):
