@@ -19,6 +19,7 @@ QUANTIZED = (
 )
 NEEDED = {
     "datasets/hub.yaml": "    name: some/data\n",
+    "datasets/prepared.yaml": "    folder: some/tokens\n",
     "datasets/mixture.yaml": "    datasets: {a: !call:forgather.ml.data:chats [x]}\n",
     **dict.fromkeys(
         (

@@ -89,9 +89,12 @@ def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
     for call in _calls(called.node):
         name = call.constructor.rpartition(":")[2]
         # `split` keeps evaluation rows that are given, and those are never streamed.
-        if not call.constructor.startswith(_DATA) or name not in whole_row_hints() or (name == "split" and has_eval):
+        if not _needs_all(call) or (name == "split" and has_eval):
             continue
-        if any(one is stream for one in _calls_of_rows(call)):
+        rows = _calls_of_rows(call)
+        # A tokenizer that is trained on the texts of rows gets no rows itself.
+        is_of_texts = name == "train_bpe" and any(one.constructor == f"{_DATA}:row_texts" for one in rows)
+        if any(one is stream for one in rows) and not is_of_texts:
             yield Diagnostic(
                 code="FG982",
                 message=f"the rows are streamed, and {name} needs all of them",
@@ -99,6 +102,10 @@ def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
                 path=format_path(called.path),
                 hint=whole_row_hints()[name],
             )
+
+
+def _needs_all(call: Call) -> bool:
+    return call.constructor.startswith(_DATA) and call.constructor.rpartition(":")[2] in whole_row_hints()
 
 
 def _calls_of_rows(call: Call) -> list[Call]:
