@@ -189,7 +189,9 @@ def test_a_word_of_another_tool_is_translated(kind, word, name):
 
 
 def test_a_setting_without_a_counterpart_is_explained_at_functions_of_data_alone():
-    assert "take it where the rows are read" in suggest("keyword", "streaming", ["paths"], owner="forgather.ml.data:chats")
+    assert "take it where the rows are read" in suggest(
+        "keyword", "streaming", ["paths"], owner="forgather.ml.data:chats"
+    )
     assert "one of: paths" == suggest("keyword", "streaming", ["paths"], owner="own.py:chats")
 
 
