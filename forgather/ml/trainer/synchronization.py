@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,31 @@ class _Ahead:
     window: Window | None = None
     error: Exception | None = None
     present: float | None = None
+
+
+class _StepSums(NamedTuple):
+    """The sums over all processes in the one all-reduce of a step, in the order in which they are sent.
+
+    They are tensors on the device, or numbers that the host has read.
+
+    Args:
+        valid, tokens, rows, unpadded: the counts of the next window, if it was read ahead.
+        stop: the codes of stop requests and control requests.
+        present: the number of ranks that have a next window.
+        save: the states of a background save.
+        loss: the loss of this step.
+        squares: the squared norm of its gradients.
+    """
+
+    valid: Any
+    tokens: Any
+    rows: Any
+    unpadded: Any
+    stop: Any
+    present: Any
+    save: Any
+    loss: Any
+    squares: Any
 
 
 class StreamPosition(Protocol):
@@ -156,7 +181,7 @@ class RunSync:
                 found = 0.0 if collectives.all_max(0.0 if window.is_full else 1.0) else found
             found = collectives.all_max(found)
             if data.bad_rows.limit is not None:
-                data.bad_rows.refuse_more(int(collectives.all_sum(float(data.bad_rows.count))))
+                data.bad_rows.refuse_more(self.sum_of_rows(data.bad_rows.count))
             if not found:
                 return
             if found < 2:
@@ -165,6 +190,14 @@ class RunSync:
             if self._counts_differ:
                 self._add_counts(window)
             yield window
+
+    def sum_of_rows(self, count: int) -> int:
+        """Returns the sum of a number of rows over all data-parallel ranks. Collective: every process must call it.
+
+        Args:
+            count: the number of this process, which the other ranks of its replica, with the same rows, have too.
+        """
+        return int(collectives.all_sum(float(count) if self._contributes_counts else 0.0))
 
     def _add_counts(self, window: Window) -> None:
         counts = self._strategy.reduce(self._on_device([0.0, *_sizes(window)], window))
@@ -231,7 +264,8 @@ class RunSync:
         self._receive(sums, save)
         # The ranks of early stages do not know in which dtype the loss was computed.
         kind = share.dtype if self._strategy.layout.pipeline_parallel_size == 1 else torch.float64
-        return sums[7].to(kind), None if squares is None else sums[8]
+        on_device = _StepSums(*sums.unbind())
+        return on_device.loss.to(kind), None if squares is None else on_device.squares
 
     def _receive(self, sums: Tensor, save: Any) -> None:
         """Takes counts and stop requests from the sums: at once if the host can read them, else one step later.
@@ -245,15 +279,13 @@ class RunSync:
         """
         ahead = self._ahead
         if host_can_read(self._device):
-            valid, *_, codes, present, status, _, _ = sums.tolist()
-            self._record_stop(codes)
-            self.saves = save, status
+            known = _StepSums(*sums.tolist())
+            self._take(known, save)
+            valid, present = known.valid, known.present
         else:
             if self._sums is not None:
                 # Of the step before: the device has finished it when it computes this one.
-                *_, codes, present, status, _, _ = self._sums.read().tolist()
-                self._record_stop(codes)
-                self.saves = self._save_of_sums, status
+                self._take(_StepSums(*self._sums.read().tolist()), self._save_of_sums)
             self._sums, valid, present, self._save_of_sums = AsyncHostCopy(sums), sums[0], None, save
         if ahead is None:
             return
@@ -261,6 +293,10 @@ class RunSync:
         if ahead.window is not None and self._counts_differ:
             ahead.window.num_valid = valid
             ahead.window.counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
+
+    def _take(self, known: _StepSums, save: Any) -> None:
+        self._record_stop(known.stop)
+        self.saves = save, known.save
 
     @staticmethod
     def _read_ahead(source: Iterator[Window]) -> _Ahead:

@@ -480,7 +480,7 @@ class Trainer(WithOwnLoss):
         if self.args.data_retries:
             metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         if self.args.bad_rows != STOP:
-            metrics["bad_rows"] = int(collectives.all_sum(float(run.data.bad_rows.count)))
+            metrics["bad_rows"] = run.sync.sum_of_rows(run.data.bad_rows.count)
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)

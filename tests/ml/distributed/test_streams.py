@@ -17,6 +17,7 @@ KINDS = {
     "single": (Trainer, TrainingArguments, {}),
     "DDP": (AccelTrainer, AccelTrainingArguments, {}),
     "FSDP2": (AccelTrainer, AccelTrainingArguments, {"fsdp": "full_shard"}),
+    "tensor parallel": (AccelTrainer, AccelTrainingArguments, {"tensor_parallel_size": 2}),
     "pipeline": (
         PipelineTrainer,
         PipelineTrainingArguments,
@@ -103,3 +104,15 @@ def test_the_same_bad_rows_are_left_out_on_two_ranks(tmp_path):
 
 def bad_losses(folder):
     return losses(folder, "DDP", 4, bad=(7, 61), bad_rows="skip")
+
+
+@pytest.mark.parametrize("kind", ["tensor parallel", "pipeline"])
+def test_a_bad_row_counts_once_however_many_ranks_of_a_replica_read_it(tmp_path, kind):
+    expected, one = losses(tmp_path, "single", 8, bad=(7, 61), bad_rows=2)
+    for found, metrics in run_ranks(2, counted_losses, tmp_path, kind):
+        assert expected == pytest.approx(found, rel=2e-5)
+        assert one["bad_rows"] == metrics["bad_rows"] > 0
+
+
+def counted_losses(folder, kind):
+    return losses(folder, kind, 8, bad=(7, 61), bad_rows=2)
