@@ -176,8 +176,7 @@ def json_lines(
     refuse_wrong_values("data:json_lines", locals())
     options: dict[str, Any] = {"streaming": streaming, "buffer_size": buffer_size, "seed": seed}
     if eval_paths is not None:
-        train, held = json_lines(paths, text_column, **options), json_lines(eval_paths, text_column)
-        return {"train": train, "eval": held} if streaming else DatasetDict({"train": train, "eval": held})
+        return _with_held_out(json_lines(paths, text_column, **options), json_lines(eval_paths, text_column))
     files = find_files(paths, (".jsonl", ".json"))
     if streaming:
         return json_stream(files, text_column, buffer_size=buffer_size, seed=seed)
@@ -232,12 +231,16 @@ def parquet(
     refuse_wrong_values("data:parquet", locals())
     options: dict[str, Any] = {"streaming": streaming, "buffer_size": buffer_size, "seed": seed}
     if eval_paths is not None:
-        train, held = parquet(paths, text_column, **options), parquet(eval_paths, text_column)
-        return {"train": train, "eval": held} if streaming else DatasetDict({"train": train, "eval": held})
+        return _with_held_out(parquet(paths, text_column, **options), parquet(eval_paths, text_column))
     files = find_files(paths, (".parquet",))
     if streaming:
         return parquet_stream(files, text_column, buffer_size=buffer_size, seed=seed)
     return _usable(_read(files, Dataset.from_parquet), text_column, files)
+
+
+def _with_held_out(train: Any, held: Any) -> DatasetDict | dict[str, Any]:
+    # A `DatasetDict` holds data sets alone.
+    return DatasetDict(train=train, eval=held) if isinstance(train, Dataset) else {"train": train, "eval": held}
 
 
 def hub_dataset(

@@ -144,15 +144,8 @@ def scatter_from_main(act: Callable[[], Sequence[T]]) -> T:
     """
     if not is_multi_process() or is_simulated():
         return act()[rank()]
-    failure: Exception | None = None
-    values: Sequence[Any] = ()
-    if dist.get_rank() == 0:
-        try:
-            values = act()
-        except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
-            failure = error
-            values = [_transferable(error, 0, ", which plans for all processes, failed")] * size()
-    mine: Any = _host_tree().scatter(values)
+    values, failure, told = _tried_on_main(act, ", which plans for all processes, failed")
+    mine: Any = _host_tree().scatter(values if told is None else [told] * size())
     if failure is not None:
         raise failure
     if isinstance(mine, ForgatherError):
@@ -175,14 +168,8 @@ def run_on_main(act: Callable[[], T]) -> T:
     """
     if not is_multi_process() or is_simulated():
         return act()
-    failure: Exception | None = None
-    outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = act()
-        except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
-            failure = error
-            outcome[1] = _transferable(error, 0, ", which writes for all processes, failed")
+    value, failure, told = _tried_on_main(act, ", which writes for all processes, failed")
+    outcome: list[Any] = [value, told]
     # Rank 0 broadcasts even after an exception: the other ranks are waiting for exactly this call.
     _host_tree().broadcast_objects(outcome)
     if failure is not None:
@@ -191,6 +178,16 @@ def run_on_main(act: Callable[[], T]) -> T:
         raise outcome[1]
     answer: T = outcome[0]
     return answer
+
+
+def _tried_on_main(act: Callable[[], Any], what: str) -> tuple[Any, Exception | None, ForgatherError | None]:
+    """Runs `act` on the main process, and returns its result, its exception, and the error for the other processes."""
+    if dist.get_rank() != 0:
+        return None, None, None
+    try:
+        return act(), None, None
+    except Exception as error:  # noqa: BLE001 - the border between processes: the caller raises it on every rank
+        return None, error, _transferable(error, 0, what)
 
 
 def run_collectively(act: Callable[[], T]) -> T:

@@ -50,12 +50,8 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
     ("Samples per second", (("samples_per_second", "samples/s"),), Look(may_log=False, from_zero=True)),
     ("Model FLOPs utilization", (("mfu", "MFU"),), Look(may_log=False, from_zero=True)),
     (
-        "Waiting and communication, as shares of the time",
-        (
-            ("data_wait_share", "waiting for data"),
-            ("communication_share", "communication"),
-            ("exposed_communication_share", "communication that nothing hides"),
-        ),
+        "Waiting for data, as a share of the time",
+        (("data_wait_share", "waiting for data"),),
         Look(may_log=False, from_zero=True),
     ),
     (

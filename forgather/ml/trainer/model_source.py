@@ -63,7 +63,7 @@ def initial_weights(args: TrainingArguments, model: Any) -> str:
             "(also for one process), or write !partial before the constructor of the model",
         ).about("args.initial_weights")
     if not is_made_anew(model) or getattr(_unwrapped_partial(model)[0], "__name__", "").endswith("from_pretrained"):
-        _log.info("initial_weights: counter is for new models; this one is loaded")
+        _log.warning("initial_weights: counter has no effect on a model that is loaded: it keeps its stored weights")
         return "sequential"
     return "counter"
 
