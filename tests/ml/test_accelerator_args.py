@@ -46,7 +46,7 @@ FEWER_MESSAGES = {"gradient_accumulation_steps": 8, "dataloader_config": {"num_w
 
 def test_settings_are_taken_to_their_places(tmp_path):
     basic = arguments(tmp_path, BASIC)
-    assert (False, 1, 0) == (basic.fp16, basic.gradient_accumulation_steps, basic.dataloader_num_workers)
+    assert (False, 1, None) == (basic.fp16, basic.gradient_accumulation_steps, basic.dataloader_num_workers)
     advanced = arguments(tmp_path, ADVANCED)
     assert (True, False, 4) == (advanced.fp16, advanced.bf16, advanced.gradient_accumulation_steps)
     loading = arguments(tmp_path, COMMUNICATION)
