@@ -100,8 +100,3 @@ def _device_name() -> str:
 
 def _refusal(message: str, hint: str) -> TrainingError:
     return TrainingError(message, code="FG793", hint=hint).about("args.fp8")
-
-
-def float8_layers(model: nn.Module) -> list[str]:
-    """Returns the names of the layers of a model that compute in float8."""
-    return [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]

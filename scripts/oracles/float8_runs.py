@@ -8,6 +8,7 @@ come from its own rows; the distance of their updates from those of one process 
 itself from float32.
 """
 
+import functools
 import json
 import sys
 import tempfile
@@ -20,10 +21,10 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: E402
+from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
 from forgather.ml import AccelTrainer, AccelTrainingArguments, Trainer, TrainingArguments  # noqa: E402
 from forgather.ml.distributed.env import DistributedEnvironment  # noqa: E402
-from forgather.ml.float8 import float8_layers  # noqa: E402
 from tests.ml.distributed.gang import run_ranks  # noqa: E402
 from tests.ml.fixtures import StopAt, rows, tiny_llama  # noqa: E402
 
@@ -39,6 +40,10 @@ SETTINGS = {
     "fp8_emulate": True,
 }
 SETTINGS |= {"max_grad_norm": 0.0, "save_strategy": "no", "optim": "adamw_torch", "per_device_train_batch_size": 4}
+
+
+TOGETHER = {"initial_weights": "counter", "gradient_checkpointing": True}
+TOGETHER |= {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 8}
 
 
 def model():
@@ -83,14 +88,14 @@ def own_run(recipe, *, stop=None, resume=None, folder=None, **more):
             callbacks=[] if stop is None else [StopAt(stop)],
         )
         trainer.train(resume_from_checkpoint=resume)
-        layers = float8_layers(trainer.model)
+        layers = [one for one in trainer.model.modules() if isinstance(one, Float8Linear)]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return weights(dict(trainer.strategy.export())), losses, layers
 
 
-def on_two_ranks(recipe, fsdp):
+def on_ranks(recipe, fsdp, rows=2, **more):
     with tempfile.TemporaryDirectory() as place:
-        settings = {**SETTINGS, "per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
+        settings = {**SETTINGS, "per_device_train_batch_size": rows, "train_sampling_strategy": "sequential", **more}
         trainer = AccelTrainer(
             model_init=model,
             args=AccelTrainingArguments(place, fp8=recipe, fsdp="full_shard" if fsdp else None, **settings),
@@ -127,8 +132,13 @@ def figures(recipe):
     }
     for name, fsdp in (("DDP", False), ("FSDP2", True)):
         found[f"{name} on two ranks, from one process"] = distance(
-            run_ranks(2, on_two_ranks, recipe, fsdp, timeout=120)[0], own, start
+            run_ranks(2, on_ranks, recipe, fsdp, timeout=120)[0], own, start
         )
+    alone = functools.partial(on_ranks, recipe, False, 4, **TOGETHER)
+    one = run_ranks(1, alone, timeout=120)[0]
+    counted = run_ranks(1, functools.partial(alone, learning_rate=0.0), timeout=120)[0]
+    two = run_ranks(2, functools.partial(on_ranks, recipe, True, **TOGETHER), timeout=120)[0]
+    found["FSDP2 with what is new together, from one process"] = distance(two, one, counted)
     return found
 
 

@@ -40,6 +40,11 @@ def test_ranks_equal_one_process_where_a_scale_is_that_of_a_row(recipe, strategy
     assert found <= (0.3 if recipe == "tensorwise" else 1e-5)
 
 
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
+def test_float8_goes_with_counted_weights_recomputation_and_a_loss_without_logits(recipe):
+    assert RECORD["figures"][recipe]["FSDP2 with what is new together, from one process"] <= 1e-5
+
+
 SIZES = {"hidden_size": 32, "intermediate_size": 64}
 
 
