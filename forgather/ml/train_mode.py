@@ -26,7 +26,7 @@ def restored_train_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
-    """Context manager that puts `model` into eval mode, seeds torch and disables gradients.
+    """Context manager that puts `model` into eval mode, seeds torch, and switches gradients and compiled code off.
 
     The train or eval mode of each module and the random states are restored at the end.
 
@@ -36,7 +36,10 @@ def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
     """
     # Devices by name: by default `fork_rng` saves the state of every visible device.
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
-    with restored_train_modes(model), torch.random.fork_rng(devices=devices), torch.no_grad():
+    # Each length of a text and each state of a cache would be compiled. After eight of them torch gives up on the code,
+    # and the training would go on without it.
+    eager = torch.compiler.set_stance("force_eager")
+    with restored_train_modes(model), torch.random.fork_rng(devices=devices), torch.no_grad(), eager:
         model.eval()
         # `torch.manual_seed` would also seed devices that `fork_rng` does not restore.
         torch.default_generator.manual_seed(seed)

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 import forgather.ml as ml
+from forgather.ml.train_mode import sampling_mode
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.recompilation import Recompilations
@@ -138,3 +139,18 @@ def test_a_training_with_rows_of_all_lengths_evaluation_and_texts_compiles_nothi
     )  # fmt: skip
     trainer.train()
     assert [0] * 7 == [line["recompilations"] for line in logs if "recompilations" in line]
+
+
+def test_texts_that_are_written_during_a_training_are_not_compiled():
+    torch._dynamo.reset()
+    graphs = []
+    model = tiny_llama(num_hidden_layers=1)
+    model.model.layers[0].compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    ids = torch.tensor([[5, 6, 7]])
+    with sampling_mode(model, 0):
+        for length in (2, 3, 5):
+            model.generate(ids, max_new_tokens=length, do_sample=False, pad_token_id=0, attention_mask=ids != 0)
+    assert [] == graphs
+    model(ids)
+    assert 1 == len(graphs)
+    torch._dynamo.reset()
