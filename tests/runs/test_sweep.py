@@ -466,8 +466,8 @@ def running_trials(folder):
 @pytest.mark.parametrize(("kills", "trials"), [(2, 4), pytest.param(20, 16, marks=pytest.mark.matrix)])
 def test_kills_of_the_sweep_and_of_its_trials_lose_and_repeat_nothing(work, record_property, kills, trials):
     values = ", ".join(str(number / 2) for number in range(trials))
-    # Trials that end too soon leave none to kill.
-    seconds = 0.05 if trials == 4 else 0.15
+    # Trials that end too soon leave none to kill: sweeps are killed after a time of the same unit.
+    seconds = 0.1 * patience(1) if trials == 4 else 0.15
     folder = work(steps=10, seconds=seconds, more=f"sweep:\n    parameters:\n        main.x: [{values}]\n")
     numbers = random.Random(kills)
     words, of_sweep = ["--slots", "2", "--name", "a"], 0
@@ -489,7 +489,7 @@ def test_kills_of_the_sweep_and_of_its_trials_lose_and_repeat_nothing(work, reco
             with suppress(ProcessLookupError):
                 os.kill(candidates[name], signal.SIGKILL)
                 killed[name] = killed.get(name, 0) + 1
-        time.sleep(0.3)
+        time.sleep(0.1)
     found = json.loads(last.communicate(timeout=patience(60))[0])
     history = read_history(str(folder / "out/sweeps/a"))
     assert list(range(trials)) == sorted(history.trials)
