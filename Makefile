@@ -121,8 +121,14 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# All benchmarks, and the figures of a step, which tests record. Writes the table of docs/performance.md.
 bench: $(TOOLS)
 	$(BIN)/python scripts/bench/run.py
+	rm -rf build/performance
+	$(BIN)/python scripts/write_performance.py --pieces | while read name words; do \
+	  $(BIN)/python -m pytest $$words --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/performance/$$name.xml; \
+	done
+	$(BIN)/python scripts/write_performance.py build/performance
 
 # Records what other libraries give for the same input, with their versions, for the tests to compare with. No library is
 # installed into .venv: each has a folder of its own. Needs the package index.

@@ -7,15 +7,13 @@ of it. With `--pieces`, it prints the name of each piece and the words for pytes
 and nothing is written. A row without a report is "not measured in this run".
 """
 
-import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.reports import parameters, passed, print_pieces, properties, write  # noqa: E402
+from scripts.reports import Figure, Row, figures_table, passed, print_pieces, write  # noqa: E402
 
 PAGE = ROOT / "docs" / "runs.md"
 RUNS, OF_TRAINING = "tests/runs/", "tests/ml/runs/"
@@ -37,35 +35,6 @@ PIECES = {
     "doctor": f"{RUNS}test_doctor_checks.py {RUNS}test_doctor_command.py {OF_TRAINING}test_doctor_meeting.py",
 }
 """What runs in one go: a few minutes on an idle machine of two cores."""
-HEAD = "| what | reach | measured | cases | tests |\n|---|---|---|---|---|"
-
-
-class Figure(NamedTuple):
-    """What the table shows of the numbers that tests recorded under one name: their sum, or the largest one."""
-
-    name: str
-    text: str
-    factor: float = 1
-    of_all: object = max
-
-
-class Row(NamedTuple):
-    """A row of the table.
-
-    Args:
-        what: what is measured.
-        reach: what is to be reached.
-        tests: the beginnings of the names of its tests, as file::function.
-        figures: the figures, in the order in which they are shown.
-        is_by_kind: whether the first parameter of a test divides its figures.
-    """
-
-    what: str
-    reach: str
-    tests: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
-    is_by_kind: bool = False
-
 
 ROWS = (
     Row(
@@ -193,37 +162,7 @@ ROWS = (
 
 def table(cases):
     """Returns the table for the test cases of all reports."""
-    return "\n".join([HEAD, *(_line(row, cases) for row in ROWS)])
-
-
-def _line(row, cases):
-    own = [case for case in cases if _name(case).startswith(row.tests)]
-    missing = [test for test in row.tests if not any(_name(case).startswith(test) for case in own)]
-    if missing:
-        return f"| {row.what} | {row.reach} | not measured in this run | | |"
-    skipped = sum(case.find("skipped") is not None for case in own)
-    count = f"{len(own) - skipped}" + (f" ({skipped} skipped)" if skipped else "")
-    files = ", ".join(f"`{file}`" for file in dict.fromkeys(re.sub("^tests/|::.*$", "", test) for test in row.tests))
-    measured = "; ".join(_by_kind(row, own) if row.is_by_kind else _texts(row, own))
-    return f"| {row.what} | {row.reach} | {measured or 'all passed'} | {count} | {files} |"
-
-
-def _name(case):
-    return f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
-
-
-def _by_kind(row, cases):
-    kinds = dict.fromkeys(parameters(case).partition("-")[0] for case in cases)
-    for kind in kinds:
-        texts = _texts(row, [case for case in cases if parameters(case).startswith(f"{kind}-")])
-        yield f"{kind} {', '.join(texts)}"
-
-
-def _texts(row, cases):
-    for figure in row.figures:
-        found = [float(known[figure.name]) for known in map(properties, cases) if figure.name in known]
-        if found:
-            yield figure.text.format(figure.of_all(found) * figure.factor)
+    return figures_table(ROWS, cases)
 
 
 def main(folder=ROOT / "build" / "runs"):

@@ -32,8 +32,10 @@ def without_logits(hidden, weight, targets):
     return linear_cross_entropy(hidden, weight, None, targets, terms=LossTerms(), chunk_size=CHUNK)
 
 
-def test_the_peak_is_at_most_two_bytes_a_logit_where_logits_take_twelve():
+def test_the_peak_is_at_most_two_bytes_a_logit_where_logits_take_twelve(record_property):
     (without,), (with_logits,) = (run_ranks(1, bytes_per_logit, loss) for loss in (without_logits, of_logits))
+    record_property("bytes_per_logit", without)
+    record_property("with_logits", with_logits)
     assert without <= 2.0
     # One chunk in float32, the gradients, and little else.
     gradients = 4 * WIDTH * (TOKENS + WORDS) / (TOKENS * WORDS)

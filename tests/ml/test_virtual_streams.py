@@ -156,8 +156,8 @@ def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks
 
 
 @pytest.mark.parametrize("replicas", [1, 8, 64, 512])
-def test_rows_read_per_row_used(replicas):
-    """Counted with real readers, for the first ranks: 20 rows of each of them."""
+def test_rows_read_per_row_used(replicas, record_property):
+    """Counted with real readers, for the first ranks: 320 rows of each of them."""
     source = numbers([400] * 1024, buffer_size=512 * 4)
     number = automatic_streams(replicas)
     read = used = 0
@@ -173,6 +173,7 @@ def test_rows_read_per_row_used(replicas):
             next(streams[place % number])
             used += 1
         read += shards.num_read
+    record_property("read_per_used", read / used)
     # A block is read at once, so up to three rows of a stream are read ahead.
     assert used <= read <= used + 3 * number * min(replicas, 8) / replicas
 

@@ -88,7 +88,7 @@ def test_ranks_share_the_micro_batches_of_one_process(start):
         assert order == [row for batch in found for row in batch]
 
 
-def test_a_billion_rows_have_a_first_row_at_once_and_no_list():
+def test_a_billion_rows_have_a_first_row_at_once_and_no_list(record_property):
     tracemalloc.start()
     try:
         began = time.perf_counter()
@@ -98,6 +98,8 @@ def test_a_billion_rows_have_a_first_row_at_once_and_no_list():
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+    record_property("peak_bytes", peak)
+    record_property("first_seconds", seconds)
     assert first == many[:8] and len(set(many)) == 16_000
     assert seconds < patience(0.05) and peak < 8 * 2**20
 

@@ -59,10 +59,13 @@ def alive_after_forward(layout, sharding):
 
 
 @pytest.mark.parametrize("layout", [TWO, pytest.param(TWO_BY_TWO, marks=pytest.mark.matrix)], ids=["dp2", "dp2tp2"])
-def test_little_more_than_the_unit_in_use_is_gathered_after_a_forward_pass(layout):
+def test_little_more_than_the_unit_in_use_is_gathered_after_a_forward_pass(layout, record_property):
     # Under tensor parallelism the head of a whole weight is a DTensor of its slices, gathered or not.
     sliced = layout.tensor_parallel_size > 1
-    for own, root in run_ranks(layout.world_size, both, alive_after_forward, layout):
+    found = run_ranks(layout.world_size, both, alive_after_forward, layout)
+    record_property("bytes_per_parameter", max(own[0] for own, _ in found))
+    record_property("in_the_root", max(root[0] for _, root in found))
+    for own, root in found:
         in_bytes, head_gathered, after = own
         assert 0 < in_bytes <= 0.05
         assert head_gathered or sliced
