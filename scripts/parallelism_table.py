@@ -5,6 +5,7 @@ Replaces the text between the marks `<!-- matrix -->` and `<!-- end of matrix --
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def _verdict(cell: Cell | None, notes: list[str]) -> str:
 
 
 def _note(cell: Cell) -> str:
-    reason = cell.reason.replace("{args.schedule_class}", "this schedule").replace(" {args.tensor_parallel_size}", "")
+    # The table is about any value; a message shows the one that is set, after the name of its setting.
+    reason = re.sub(r" \{args\.\w+\}", "", cell.reason.replace("{args.schedule_class}", "this schedule"))
     if cell.verdict == "setting":
         return f"Equal with `{cell.instead}`, which is set for you: {reason}."
     return f"{reason}. Instead: {cell.instead}."

@@ -1,6 +1,7 @@
 """The tables of the page on several processes are those of the data."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,9 @@ def test_the_data_names_axes_and_values_that_exist():
             assert cell.arguments
     for axis in matrix.axes.values():
         assert axis.decided in ("arguments", "trainer", "model")
+
+
+def test_no_page_shows_the_place_of_a_value():
+    """Messages have places for the values that are set. A page is about any value."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert [] == [page.name for page in pages if re.search(r"\{args\.\w+\}", page.read_text())]
