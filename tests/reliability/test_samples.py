@@ -152,11 +152,13 @@ def test_a_stream_that_gives_other_rows_after_a_resume_is_refused(kind, workers)
     first = Reader(stream(), dataloader_num_workers=workers)
     met = list(itertools.islice(first.updates(1), 6))
     position = first.position()
-    resumed = Reader(stream(), dataloader_num_workers=workers).go_to(position)
+    resumed = Reader(stream(), dataloader_num_workers=workers)
     if kind == "unseeded":
-        with pytest.raises(CheckpointError, match="FG610.*(compared rows|other rows at the same place)"):
-            list(resumed.updates(1))
+        # By the generators: a few rows may be the same by chance.
+        with pytest.raises(CheckpointError, match="FG610.*compared rows"):
+            resumed.go_to(position)
     else:
+        resumed.go_to(position)
         assert list(range(40)) == sorted(numbers(met + list(resumed.updates(1)))[0])
 
 

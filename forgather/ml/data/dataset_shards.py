@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import xxhash
 from torch.utils.data import _utils
 
 from forgather.ml.data.shards import Offset, Row
@@ -27,10 +28,30 @@ def has_shuffle_buffer(examples: Any) -> bool:
     Args:
         examples: the attribute `_ex_iterable` of the data set; None for another one.
     """
+    return any(type(part).__name__.startswith("BufferShuffled") for part in parts_of(examples))
+
+
+def parts_of(examples: Any) -> Iterator[Any]:
+    """Yields the examples of a data set of `datasets`, and those that they are made of.
+
+    Args:
+        examples: the attribute `_ex_iterable` of the data set; None for another one.
+    """
     if examples is None:
-        return False
-    inside = [getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or ())]
-    return type(examples).__name__.startswith("BufferShuffled") or any(map(has_shuffle_buffer, inside))
+        return
+    yield examples
+    for inner in (getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or ())):
+        yield from parts_of(inner)
+
+
+def _shuffle_digest(examples: Any) -> str:
+    """Returns a digest of the generators by which a data set of `datasets` is shuffled; "" if it is not.
+
+    Without a seed they differ in each process and in each run, and so do the rows at a place.
+    """
+    generators: list[Any] = [getattr(part, "generator", None) for part in parts_of(examples)]
+    states = [one.bit_generator.state for one in generators if hasattr(one, "bit_generator")]
+    return xxhash.xxh3_64_hexdigest(repr(states).encode()) if states else ""
 
 
 class DatasetShards:
@@ -43,7 +64,9 @@ class DatasetShards:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._epoch = 0
-        self._has_buffer = has_shuffle_buffer(getattr(dataset, "_ex_iterable", None))
+        examples = getattr(dataset, "_ex_iterable", None)
+        self._has_buffer = has_shuffle_buffer(examples)
+        self._shuffled_by = _shuffle_digest(examples)
 
     @property
     def num_shards(self) -> int:
@@ -61,6 +84,10 @@ class DatasetShards:
     def shard_name(self, shard: int) -> str:
         """Returns the number of the shard."""
         return f"shard {shard} of {self.num_shards}"
+
+    def shard_digest(self, shard: int) -> str:
+        """Returns a digest of what shuffles the rows of a shard, beside the epoch; "" if nothing does."""
+        return self._shuffled_by
 
     def open(self, shard: int, offset: Offset = None) -> _DatasetReader:
         """Returns the rows of a shard from an offset on.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from forgather.ml.data.dataset_shards import parts_of
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -206,13 +207,7 @@ def _why_not(dataset: Any) -> str | None:
     if not all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")):
         return f"{type(dataset).__name__} cannot say its position (state_dict, load_state_dict)"
     # The position of a buffer of `datasets` leaves out the rows in it, which would be lost.
-    if _has_shuffle_buffer(getattr(dataset, "_ex_iterable", None)):
+    examples = parts_of(getattr(dataset, "_ex_iterable", None))
+    if any("Shuffled" in type(part).__name__ for part in examples):
         return "the rows in its shuffle buffer would be lost"
     return None
-
-
-def _has_shuffle_buffer(examples: Any) -> bool:
-    if examples is None:
-        return False
-    inside = [getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or ())]
-    return "Shuffled" in type(examples).__name__ or any(map(_has_shuffle_buffer, inside))
