@@ -47,6 +47,7 @@ class Recipe:
         stored_in: the folder from which `make_model` loads the model as it is; None if it makes or changes weights.
         initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
             elements of its slices.
+        offload_activations: True if training steps keep what they save for the backward pass in the memory of the host.
     """
 
     make_model: Callable[[], nn.Module]
@@ -58,6 +59,7 @@ class Recipe:
     model_key: Callable[[], str | None] | None = None
     stored_in: Path | None = None
     initial_weights: str = "sequential"
+    offload_activations: bool = False
 
 
 class Strategy(Protocol):

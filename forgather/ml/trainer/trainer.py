@@ -227,6 +227,7 @@ class Trainer(WithOwnLoss):
             stored_in=model_source.stored_in(source, adapter),
             initial_weights=model_source.initial_weights(args, source),
             model_key=functools.partial(model_source.model_key, source, args.seed, adapter),
+            offload_activations=args.activation_offloading,
         )
 
     @property
