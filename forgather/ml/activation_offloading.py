@@ -34,15 +34,15 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _SMALLEST_BYTES = 1024
-_IN_FLIGHT = 5
+IN_FLIGHT = 5
 """The number of copies to the host that the model's stream may be ahead of."""
 _AHEAD = 2
 """The number of storages that are fetched before the backward pass asks for them."""
 _WITH_STREAMS = ("cuda", "xpu")
 
-watched_copies: ContextVar[Callable[[Tensor], None] | None] = ContextVar("watched_copies", default=None)
-"""A function that gets each copy on the host. Within it, a CPU is treated as a device, whose tensors are moved as well:
-for plans, which trace the step of a GPU on a CPU, and for tests."""
+host_memory: ContextVar[Callable[[int, torch.dtype], Tensor] | None] = ContextVar("host_memory", default=None)
+"""A function that returns memory for so many elements of a dtype, in place of torch's memory of the host. Within it, a
+CPU is treated as a device, whose tensors are moved: for plans, which trace the step of a GPU on a CPU, and for tests."""
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
 
@@ -186,7 +186,7 @@ def _is_parameter(tensor: Tensor) -> bool:
 def _is_moved(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, FakeTensor) or tensor.layout is not torch.strided or _is_parameter(tensor):
         return False
-    if tensor.device.type == "meta" or (tensor.device.type == "cpu" and watched_copies.get() is None):
+    if tensor.device.type == "meta" or (tensor.device.type == "cpu" and host_memory.get() is None):
         return False
     num_bytes = tensor.untyped_storage().nbytes()
     return (
@@ -262,10 +262,7 @@ class _Lane:
         with torch.no_grad():
             count = tensor.untyped_storage().nbytes() // tensor.element_size()
             whole = tensor.detach().as_strided((count,), (1,), 0)
-            pins = self.device.type in _WITH_STREAMS
-            host = torch.empty(count, dtype=tensor.dtype, device="cpu", pin_memory=pins)
-            if (watch := watched_copies.get()) is not None:
-                watch(host)
+            host = (host_memory.get() or self._allocated)(count, tensor.dtype)
             event = None
             if self._out is None:
                 host.copy_(whole)
@@ -275,10 +272,13 @@ class _Lane:
                     host.copy_(whole, non_blocking=True)
                     event = self._out.record_event()
                 self._in_flight.append((whole, event))
-                self.settle(_IN_FLIGHT)
+                self.settle(IN_FLIGHT)
         held = _Held(host, self, self._last, event)
         self._last = weakref.ref(held)
         return held
+
+    def _allocated(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=self.device.type in _WITH_STREAMS)
 
     def settle(self, most: int) -> None:
         """Lets the model's stream wait for the oldest copies, so that their memory may be used again.
@@ -293,7 +293,7 @@ class _Lane:
     def fetched(self, host: Tensor, sent: Any) -> tuple[Tensor, Any]:
         """Returns a copy of a storage on the device, and the event after which it is there."""
         with torch.no_grad():
-            back = torch.empty_like(host, device=self.device, pin_memory=False)
+            back = torch.empty(host.shape, dtype=host.dtype, device=self.device)
             if self._in is None:
                 return back.copy_(host), None
             # The memory is that of the model's stream, which may still use what was there.

@@ -322,7 +322,7 @@ planner:
     planner.rank_recorder
     planner.masked_parts planner.stage_passes
     planner.pass_shape
-    planner.offload planner.trace_result
+    planner.host_activations planner.offload planner.trace_result
     planner.saving_rows
     planner.rank_trace planner.batch_trial
     planner.deep_trace
