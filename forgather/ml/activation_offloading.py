@@ -41,8 +41,8 @@ _AHEAD = 2
 _WITH_STREAMS = ("cuda", "xpu")
 
 host_memory: ContextVar[Callable[[int, torch.dtype], Tensor] | None] = ContextVar("host_memory", default=None)
-"""A function that returns memory for so many elements of a dtype, in place of torch's memory of the host. Within it, a
-CPU is treated as a device, whose tensors are moved: for plans, which trace the step of a GPU on a CPU, and for tests."""
+"""A function that returns memory for so many elements of a dtype, in place of torch's memory of the host. While it is
+set, a CPU is a device whose tensors are moved: for plans, which trace the step of a GPU on a CPU, and for tests."""
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
 
@@ -152,7 +152,7 @@ class _Saved:
 
     def pack(self, tensor: Tensor) -> _Stays | _Moved | _Placed:
         if type(tensor) is DTensor and not _is_parameter(tensor):
-            names, description = tensor.__tensor_flatten__()
+            names, description = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call]
             if names == ["_local_tensor"] and type(tensor._local_tensor) in (Tensor, FakeTensor):
                 outer = (DTensor, description, tensor.shape, tensor.stride())
                 return _Placed(self._packed(tensor._local_tensor.detach()), outer)
@@ -164,13 +164,13 @@ class _Saved:
         storage = tensor.untyped_storage()
         key = (storage._cdata, storage.nbytes(), tensor._version, tensor.dtype, tensor.device)
         reference, held = self._known.get(key, (None, None))
-        if held is None or reference is None or reference.expired():
+        if held is None or reference is None or reference.expired():  # type: ignore[no-untyped-call]
             lane = _lane_of(tensor.device, self._streams)
             held = lane.sent(tensor)
-            self._known[key] = (StorageWeakRef(storage), held)
+            self._known[key] = (StorageWeakRef(storage), held)  # type: ignore[no-untyped-call]
             self._lanes.add(lane)
         held.uses += 1
-        return _Moved(held, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _Moved(held, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def end(self) -> None:
         self._known.clear()
@@ -253,7 +253,8 @@ class _Lane:
         self.device = device
         self.has_streams = device.type in _WITH_STREAMS or streams is not torch
         self._streams = streams
-        self._out, self._in = (streams.Stream(device), streams.Stream(device)) if self.has_streams else (None, None)
+        self._out: Any = streams.Stream(device) if self.has_streams else None
+        self._in: Any = streams.Stream(device) if self.has_streams else None
         self._in_flight: deque[tuple[Tensor, Any]] = deque()
         self._last: weakref.ref[_Held] | None = None
 

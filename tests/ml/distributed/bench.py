@@ -47,7 +47,10 @@ _OFFLOADED = {"settings": {"activation_offloading": True}, "moves": True, "as": 
 OPTIONS = {
     "": {},
     "offloaded": _OFFLOADED,
-    "offloaded, recomputed": {**_OFFLOADED, "settings": {"activation_offloading": True, "gradient_checkpointing": True}},
+    "offloaded, recomputed": {
+        **_OFFLOADED,
+        "settings": {"activation_offloading": True, "gradient_checkpointing": True},
+    },
     "offloaded, compiled": {**_OFFLOADED, "settings": {"activation_offloading": True, **_COMPILED}},
     "offloaded, chunked loss": {**_OFFLOADED, "settings": {"activation_offloading": True, **_CHUNKED}},
     "offloaded, LoRA": {**_OFFLOADED, "adapter": {"r": 4, "lora_alpha": 8}, "as": "LoRA"},
