@@ -73,6 +73,8 @@ def test_less_is_kept_and_no_gradient_changes():
     assert 1.0 == torch._functorch.config.activation_memory_budget
 
 
+# Of a module that inductor imports.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.matrix
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("make", [functools.partial(llama, layers=2), functools.partial(gpt2, layers=2)])
