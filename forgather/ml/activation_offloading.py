@@ -163,10 +163,11 @@ class _Saved:
             return _Stays.of(tensor)
         storage = tensor.untyped_storage()
         key = (storage._cdata, storage.nbytes(), tensor._version, tensor.dtype, tensor.device)
-        reference, held = self._known.get(key, (None, None))
-        if held is None or reference is None or reference.expired():  # type: ignore[no-untyped-call]
+        _, held = self._known.get(key, (None, None))
+        if held is None:
             lane = _lane_of(tensor.device, self._streams)
             held = lane.sent(tensor)
+            # The reference keeps the memory of no value, and no other storage gets this one's address.
             self._known[key] = (StorageWeakRef(storage), held)  # type: ignore[no-untyped-call]
             self._lanes.add(lane)
         held.uses += 1

@@ -17,6 +17,7 @@ from tests.ml.strategy.models import batches, gpt2, llama
 
 MODELS = {
     "llama": functools.partial(llama, layers=3),
+    "gpt2": functools.partial(gpt2, layers=2),
     "gpt2 with dropout": functools.partial(gpt2, layers=3, resid_pdrop=0.1, attn_pdrop=0.1),
 }
 RECOMPUTED = {
