@@ -25,7 +25,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import build_whole
+from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -78,6 +78,13 @@ class ModelStrategy:
         for step in recipe.prepare:
             step(self.model)
         self._set_precision(recipe.autocast)
+
+    def make_unset_weights(self) -> None:
+        """Gives the model its initial weights if it still waits for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        make_unset_weights(self.model, self._recipe, self.topology)
 
     def _divide_positions(self) -> None:
         """Divides the positions of rows over the context-parallel ranks, if the layout has some.

@@ -161,6 +161,8 @@ class TrainingArguments:
             whole model in torch's own order; or "counter", by which each process computes the elements of its slices,
             from the seed, the name of the parameter and the position. Each gives the same weights for any number of
             processes, and the two give different ones.
+        skip_initial_weights_on_resume: whether a run that resumes from a checkpoint does not make the initial weights,
+            because the checkpoint replaces them. Until then the weights are NaN. With false they are made first.
         use_cpu: whether to train on the CPU even if an accelerator is available.
         dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
@@ -315,6 +317,7 @@ class TrainingArguments:
     seed: int = 42
     data_seed: int | None = None
     initial_weights: str = "sequential"
+    skip_initial_weights_on_resume: bool = True
     use_cpu: bool = False
     dataloader_drop_last: bool = False
     dataloader_num_workers: int | None = None
