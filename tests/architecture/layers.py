@@ -262,13 +262,14 @@ callbacks:
     callbacks.trackers
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
-    strategy.counter_draws
+    strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_config strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.fsdp_units strategy.pipeline.schedules strategy.registry strategy.state
     strategy.counter_weights strategy.stored_weights
+    strategy.unset_weights
     strategy.initial_weights strategy.pipeline.split
     strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages

@@ -184,9 +184,6 @@ class Trainer(WithOwnLoss):
             build_strategy.get()(self.strategy, recipe)
         self.answer_generator = AnswerGenerator(self.strategy, self.args, processing_class) if generates else None
         self._reference = reference_scores(self.strategy, self.args, self.data_collator, loss_fn)
-        if self._reference is not None:
-            # They are computed with the initial weights.
-            self.strategy.make_unset_weights()
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
 
