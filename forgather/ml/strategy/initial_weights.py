@@ -44,6 +44,7 @@ from forgather.ml.model_class import initial_weights_of, is_quantized, note_init
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.counter_weights import COUNTER_VERSION, CounterWeights
+from forgather.ml.strategy.initial_room import lack_of_room
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
 from forgather.ml.strategy.state import Box, local_box, whole_box
 from forgather.ml.strategy.stored_weights import StoredWeights, stored_weights
@@ -232,6 +233,8 @@ def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
         _refuse_too_large(needed)
         if max_bytes is not None and needed > max_bytes:
             raise _TooLarge
+        if max_bytes is None and (lacks := lack_of_room(needed)) is not None:
+            _log.warning("initial weights: %s", lacks)
     model = recipe.make_model()
     # Known only now: the files of a model may say that it is quantized, where the config does not.
     if is_quantized(model):
