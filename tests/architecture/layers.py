@@ -292,7 +292,8 @@ trainers:
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
-    trainer.adapter_export trainer.checkpoint_writer trainer.model_export
+    trainer.adapter_export trainer.model_export trainer.staging
+    trainer.checkpoint_writer
     trainer.control_requests trainer.resume trainer.save_policy trainer.transformers_reader
     trainer.transformers_resume
     trainer.run trainer.run_start
