@@ -113,6 +113,7 @@ _QUICK_OPTIONS = {
     ("more from step 2", "1F1B"),
     ("chunked loss", "FSDP2"),
     ("chunked loss", "1F1B"),
+    ("offloaded", "FSDP2"),
 }
 
 
@@ -174,6 +175,13 @@ def _with_options():
         "chunked loss, LoRA": [ddp, fsdp2, *zeros, *pipelines.values()],
         "bf16, chunked loss": [*copies, autocast, *pipelines.values(), *sharded_stages],
         "fp16, chunked loss": [ddp, fsdp2, hybrid, both],
+        "offloaded": [*copies, *divided, sliced_context, *pipelines.values(), *sharded_stages],
+        "offloaded, recomputed": [*copies, context, pipelines["Schedule1F1B"], pipelines["ScheduleZBVZeroBubble"]],
+        "offloaded, compiled": [ddp, fsdp2, pipelines["Schedule1F1B"]],
+        "offloaded, chunked loss": [*copies, context, *pipelines.values()],
+        "offloaded, LoRA": [ddp, fsdp2, *pipelines.values()],
+        "bf16, offloaded": [*copies, autocast, pipelines["Schedule1F1B"]],
+        "half of the activations": [ddp, fsdp2, hybrid, pipelines["Schedule1F1B"]],
         "flattened": [*copies, *divided, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
