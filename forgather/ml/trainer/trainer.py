@@ -363,6 +363,7 @@ class Trainer(WithOwnLoss):
             raise
         finally:
             run.recompilations.close()
+            run.communication.close()
             run.requests.close(ended)
             remove_noise_from_embeddings(self.model)
 
