@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import profile
 
 from forgather.ml.argument_values import ArgumentValueError
@@ -88,7 +89,7 @@ class ExposedCommunication:
         self._num_steps += 1
         if not self._is_due or self._num_steps == 1:
             return
-        if torch.autograd._profiler_enabled():
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             if not self._is_warned:
                 self._is_warned = True
                 _log.warning("[%s] another profiler records this step, which leaves out communication_share", CODE)
@@ -144,7 +145,7 @@ def _recorded(events: Iterable[Any], *, on_device: bool) -> Iterator[Recorded]:
     """Yields the events of kineto that tell what a device does: kernels on CUDA, operators on a CPU."""
     for event in events:
         name = event.name()
-        is_on_device = event.device_type() != torch.autograd.DeviceType.CPU
+        is_on_device = event.device_type() != DeviceType.CPU
         if is_on_device != on_device:
             continue
         start = event.start_ns()

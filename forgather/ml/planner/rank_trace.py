@@ -21,6 +21,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
+from forgather.ml.losses import is_causal_lm
 from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.fake_build import FakeBuild
@@ -322,7 +323,8 @@ class _Tracer(NamedTuple):
         notes += self.attention.notes()
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         settings = {**facts.settings, **self.settings}
-        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings)
+        length = self._document_length(facts.tokens_per_row)
+        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings, document_length=length)
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),
@@ -335,6 +337,13 @@ class _Tracer(NamedTuple):
             for offload, step in zip(offloads, steps, strict=True)
         )
         return replace(first, offloaded=dict(zip(self.offloads, others, strict=True)))
+
+    def _document_length(self, row_length: int | None) -> float | None:
+        if row_length is None or not is_causal_lm(self.trainer.strategy.model):
+            return None
+        if (packed := self.planned.document_length) is not None:
+            return min(packed, row_length)
+        return None if self.planned.masking.is_padded else float(row_length)
 
     def _hold(self, recorder: RankRecorder, window: Window) -> None:
         strategy: Any = self.trainer.strategy

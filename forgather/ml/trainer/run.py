@@ -483,7 +483,8 @@ class Run:
         values = line | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
-        values |= self.utilization.metrics(values) | self.recompilations.metrics() | self.communication.metrics()
+        values |= self.utilization.metrics(values, document_length=self.meter.document_length)
+        values |= self.recompilations.metrics() | self.communication.metrics()
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
         self.saver.written_step = -1
         with self.meter.paused():
