@@ -43,7 +43,13 @@ def counted(attention, lengths, document_length):
         counting.phase = "backward"
         loss.backward()
     one = RankWork(ranks=(0, 0), stages=(), operations=counting.work.operations, messages={})
-    sizes = {"world_size": 1, "local_world_size": 1, "rows_per_update": ROWS, "tokens_per_row": TOKENS, "num_updates": 1}
+    sizes = {
+        "world_size": 1,
+        "local_world_size": 1,
+        "rows_per_update": ROWS,
+        "tokens_per_row": TOKENS,
+        "num_updates": 1,
+    }
     rest = {"schedule": None, "micro_batches": 1, "schedule_runs": 1}
     return RunWork(**sizes, **rest, ranks=(one,), document_length=document_length)
 
@@ -81,7 +87,11 @@ def flops_a_token(folder, trainer=forgather.ml.Trainer, kind=forgather.ml.Traini
     (folder / "run").mkdir(parents=True, exist_ok=True)
     plan = {"time": {"step": STEP}, "rows_per_update": 8, "tokens_per_row": 12, "world_size": 1}
     (folder / "run" / "plan.json").write_text(json.dumps(plan))
-    environment = {} if trainer is forgather.ml.Trainer else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
+    environment = (
+        {}
+        if trainer is forgather.ml.Trainer
+        else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
+    )
     made = trainer(lambda: make_model("llama", torch.float32, 1), args, train_dataset=packed_rows(1, 4), **environment)
     made.train()
     return [line["mfu"] * 1e12 / line["tokens_per_second"] for line in made.state.log_history if "mfu" in line]

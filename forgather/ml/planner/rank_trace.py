@@ -361,10 +361,12 @@ class _Tracer(NamedTuple):
 
     def _evaluate(self, recorder: RankRecorder, work: WorkCounter) -> None:
         strategy = self.trainer.strategy
+        reads_outputs = self.trainer.metric_functions.compute is not None
+        compute = strategy.evaluate if reads_outputs else strategy.evaluate_loss
         for batch in self.planned.evaluation:
             self.places.begin_pass("evaluation")
             (given,) = window_with_divergence(strategy, replace(self.planned.first, batches=[batch])).batches
-            strategy.evaluate(given)
+            compute(given)
             if isinstance(strategy, TransformersSteps):
                 recorder.set_category(strategy.predictions, PREDICTIONS)
                 strategy.predictions.clear()

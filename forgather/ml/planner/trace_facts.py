@@ -32,6 +32,7 @@ SETTINGS = (
     "save_only_model",
     "max_steps",
     "dataloader_num_workers",
+    "initial_weights",
 )
 """The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
 
