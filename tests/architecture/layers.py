@@ -193,7 +193,7 @@ processes:
     distributed.host_tree
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
-    alert_command system_stats
+    distributed.exposed_communication alert_command system_stats
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch

@@ -192,6 +192,10 @@ class Strategy(Protocol):
         """Returns the loss sum, the number of valid targets and the model's output for a batch, without gradients."""
         ...
 
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does where nobody reads the output of the model, which may be left out or partial."""
+        ...
+
     def predict(self, batch: Any) -> Any:
         """Returns the model's output for a batch that may have no labels, without gradients.
 

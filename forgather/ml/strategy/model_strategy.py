@@ -274,6 +274,21 @@ class ModelStrategy:
         return Evaluated(total, self.rule.count(batch), output)
 
     @torch.no_grad()
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does, without the output where each rank has only its positions of it."""
+        if self._sequence is None:
+            return self.evaluate(batch)
+        self._leave_training()
+        part = to_device(self._sequence.part(batch), self.topology.device)
+        num_valid = self.rule.count(batch)
+        # A part may have no targets, by which a user's loss must not divide.
+        denom = num_valid if isinstance(num_valid, Tensor) else max(num_valid, 1)
+        with self._sequence.computing(part), self.precision.autocast():
+            total = self.rule.total(self.model, part, denom=denom)
+        # The ranks of the group have the same rows, hence equally many batches.
+        return Evaluated(sum_over_group(total, self.mesh.cp_group, self.topology.device), num_valid, None)
+
+    @torch.no_grad()
     def predict(self, batch: Any) -> Any:
         """Returns the model's output for this rank's batch, which may have no labels.
 

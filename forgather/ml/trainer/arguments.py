@@ -129,6 +129,8 @@ class TrainingArguments:
         logging_steps, eval_steps, save_steps: the interval in optimizer steps; a value below 1 is a fraction of all
             optimizer steps.
         logging_first_step: whether the first optimizer step is also logged.
+        communication_share: whether log lines have the exposed communication of one step, as a share of it: true for
+            each line, a number for one of so many lines. The measured step is slower, because a profiler records it.
         eval_delay: the number of epochs (with `eval_strategy: steps`, of optimizer steps) before the first evaluation.
         eval_on_start: whether to evaluate once before the first optimizer step.
         include_for_metrics: what `compute_metrics` gets in addition to predictions and labels: "inputs" (the main input
@@ -286,6 +288,7 @@ class TrainingArguments:
     logging_strategy: str = "steps"
     logging_steps: float = 500
     logging_first_step: bool = False
+    communication_share: int | bool = False
     control: str = "on"
     report_to: Any = "none"
     push_to_hub: bool = False

@@ -370,6 +370,7 @@ class Trainer(WithOwnLoss):
             raise
         finally:
             run.recompilations.close()
+            run.communication.close()
             run.requests.close(ended)
             remove_noise_from_embeddings(self.model)
 
