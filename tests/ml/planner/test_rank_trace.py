@@ -57,6 +57,7 @@ def test_a_plan_of_another_batch_misses_the_peak(tmp_path):
     assert plan / real - 1 < -0.02
 
 
+@pytest.mark.matrix
 def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
     gpu = {"device_type": "cuda"}
     at_once, one_by_one, fused = (
