@@ -128,14 +128,14 @@ def flash_attention(
 
     Args:
         module: the attention layer, whose configuration names the library.
-        query: the queries.
-        key: the keys.
+        query: one query for each position and head.
+        key: the keys, of as many heads or fewer.
         value: the values.
-        attention_mask: the padding mask of a batch without borders.
+        attention_mask: the places that are no padding; None if there is none.
         **keywords: further arguments of transformers' function.
 
     Shapes:
-        query: (B, H, T, K); key, value: (B, G, T, K); attention_mask: (B, T). Returns (B, T, H, K) and None.
+        query: (B, H, T, K). key, value: (B, G, T, K). attention_mask: (B, T). Returns (B, T, H, K) and None.
 
     Raises:
         TrainingError: FG714 if the model does not pass the borders on to its attention.

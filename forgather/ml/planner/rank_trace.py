@@ -21,6 +21,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
+from forgather.ml.losses import is_causal_lm
 from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.fake_build import FakeBuild
@@ -319,7 +320,10 @@ class _Tracer(NamedTuple):
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         settings = {**facts.settings, **self.settings}
         untraced = {**facts.untraced, **moved.untraced()}
-        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings, untraced=untraced)
+        length = self._document_length(facts.tokens_per_row)
+        facts = replace(
+            facts, most_rows=self.planned.most_rows, settings=settings, untraced=untraced, document_length=length
+        )
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),
@@ -332,6 +336,13 @@ class _Tracer(NamedTuple):
             for offload, step in zip(offloads, steps, strict=True)
         )
         return replace(first, offloaded=dict(zip(self.offloads, others, strict=True)))
+
+    def _document_length(self, row_length: int | None) -> float | None:
+        if row_length is None or not is_causal_lm(self.trainer.strategy.model):
+            return None
+        if (packed := self.planned.document_length) is not None:
+            return min(packed, row_length)
+        return None if self.planned.masking.is_padded else float(row_length)
 
     def _hold(self, recorder: RankRecorder, window: Window) -> None:
         strategy: Any = self.trainer.strategy
@@ -349,10 +360,12 @@ class _Tracer(NamedTuple):
 
     def _evaluate(self, recorder: RankRecorder, work: WorkCounter) -> None:
         strategy = self.trainer.strategy
+        reads_outputs = self.trainer.metric_functions.compute is not None
+        compute = strategy.evaluate if reads_outputs else strategy.evaluate_loss
         for batch in self.planned.evaluation:
             self.places.begin_pass("evaluation")
             (given,) = window_with_divergence(strategy, replace(self.planned.first, batches=[batch])).batches
-            strategy.evaluate(given)
+            compute(given)
             if isinstance(strategy, TransformersSteps):
                 recorder.set_category(strategy.predictions, PREDICTIONS)
                 strategy.predictions.clear()

@@ -119,6 +119,12 @@ OPTIONS = {
         "settings": {"ema_decay": 0.8, "ema_update_after_step": 1, "eval_strategy": "steps", "eval_steps": 2},
         "evaluates": True,
     },
+    "evaluated": {"settings": {"eval_strategy": "steps", "eval_steps": 1}, "evaluates": True},
+    "evaluated, chunked loss": {
+        "settings": {**_CHUNKED, "eval_strategy": "steps", "eval_steps": 1},
+        "as": "evaluated",
+        "evaluates": True,
+    },
     "averaged, LoRA": {"settings": {"ema_decay": 0.8}, "adapter": {"r": 4, "lora_alpha": 8}},
     "noise": {"settings": {"neftune_noise_alpha": 5.0}},
     "several": {

@@ -92,7 +92,7 @@ _QUICK = {
     ("TP2", 2, "tied llama", 1),
     ("CP", 2, "gpt2", 3),
     ("FSDP2 x CP2", 4, "llama", 1),
-    ("CP2 x TP2", 4, "llama", 3),
+    ("CP2 x TP2", 4, "llama", 1),
     ("GPipe", 2, "gpt2", 3),
     ("1F1B", 2, "llama", 3),
     ("Interleaved1F1B", 2, "gpt2", 1),
@@ -114,6 +114,7 @@ _QUICK_OPTIONS = {
     ("chunked loss", "FSDP2"),
     ("chunked loss", "1F1B"),
     ("offloaded", "FSDP2"),
+    ("evaluated", "CP"),
 }
 
 
@@ -196,6 +197,8 @@ def _with_options():
         "frozen by name": [*copies, *divided, *zeros, *whole_backward],
         "frozen at first": [*copies, *divided],
         "averaged": [*copies, *divided, *pipelines.values(), *sharded_stages],
+        "evaluated": [*divided, sliced_context],
+        "evaluated, chunked loss": divided,
         "averaged, LoRA": [ddp, fsdp2, pipelines["Schedule1F1B"]],
         "noise": [tensor],
         "LoRA, recomputed": [ddp, fsdp2, zeros[2], pipelines["Schedule1F1B"]],

@@ -35,7 +35,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
 from forgather.ml.strategy.gradients import GradientSums, clip_grads, grad_norm, share_of_squares, sum_gradients
-from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.initial_weights import make_initial_weights, make_unset_weights
 from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
 from forgather.ml.strategy.optimizer_step import OptimizerStep
@@ -254,6 +254,13 @@ class Pipeline(ModelStrategy):
     def local(self) -> LocalStages:
         """The stages on this rank, as one module."""
         return self._local
+
+    def make_unset_weights(self) -> None:
+        """Gives the stages their initial weights if they still wait for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        make_unset_weights(self.model, self._recipe, self.topology, parts=list(self._local.stages.values()))
 
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the stages on this rank."""
