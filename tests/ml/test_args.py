@@ -80,6 +80,8 @@ def test_every_default_is_that_of_transformers():
         "z_loss_coefficient",
         "activation_offloading",
         "activation_memory_budget",
+        "communication_share",
+        "skip_initial_weights_on_resume",
         "linear_cross_entropy",
         "linear_cross_entropy_chunk_size",
     }
