@@ -262,7 +262,7 @@ callbacks:
     callbacks.trackers
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
-    strategy.counter_draws
+    strategy.backward_update strategy.counter_draws
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel

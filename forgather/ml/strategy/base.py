@@ -47,6 +47,7 @@ class Recipe:
         stored_in: the folder from which `make_model` loads the model as it is; None if it makes or changes weights.
         initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
             elements of its slices.
+        updates_in_backward: True if the optimizer steps each weight inside of the backward pass.
     """
 
     make_model: Callable[[], nn.Module]
@@ -58,6 +59,7 @@ class Recipe:
     model_key: Callable[[], str | None] | None = None
     stored_in: Path | None = None
     initial_weights: str = "sequential"
+    updates_in_backward: bool = False
 
 
 class Strategy(Protocol):

@@ -164,6 +164,11 @@ class Sharded(ModelStrategy):
             ).about("optim")
         return optimizer
 
+    @property
+    def completes_gradients_in_backward(self) -> bool:
+        """Whether each gradient is complete when the engine has accumulated it: slices add some of them up later."""
+        return self.layout.tensor_parallel_size == 1
+
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the shards and slices on this rank that the optimizer has, by their names in the whole model."""
         self._reshard()

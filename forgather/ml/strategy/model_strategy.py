@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from forgather.errors import DistributedError
 from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
@@ -22,6 +23,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
+from forgather.ml.strategy.backward_update import BackwardUpdate, refuse_several
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
@@ -67,6 +69,10 @@ class ModelStrategy:
     """What divides the positions of rows over ranks; None if each rank computes whole rows."""
     _parameters: list[nn.Parameter]
     _step: OptimizerStep
+    _backward_update: BackwardUpdate | None = None
+    """What steps the optimizer inside of backward passes; None if `update` steps it."""
+    before_backward: Callable[[Tensor], None] | None = None
+    """What is called with this rank's part of the loss before a backward pass that updates weights; it may raise."""
     _is_reduced = False
 
     def build(self, recipe: Recipe) -> None:
@@ -102,10 +108,34 @@ class ModelStrategy:
         return self.model
 
     def build_optimizer(self) -> Optimizer:
-        """Makes and returns the optimizer of the model. It must be called after `build`."""
+        """Makes and returns the optimizer of the model. It must be called after `build`.
+
+        Raises:
+            DistributedError: FG707 if weights are to be updated in the backward pass, where gradients are not complete.
+            TrainingError: FG707 if the optimizer cannot update the weights one by one.
+        """
         self.optimizer = self._recipe.make_optimizer(self.local)
         self._step = OptimizerStep(self.optimizer)
+        if self._recipe.updates_in_backward:
+            if not self.completes_gradients_in_backward:
+                raise DistributedError(
+                    f"optimizer_in_backward is true, and {self.title} with {self.topology.world_size} processes keeps "
+                    "gradients until the backward pass ends",
+                    code="FG707",
+                    hint="set fsdp: true without tensor_parallel_size, or remove optimizer_in_backward",
+                ).about("optimizer_in_backward")
+            self._backward_update = BackwardUpdate(self.optimizer)
         return self.optimizer
+
+    @property
+    def completes_gradients_in_backward(self) -> bool:
+        """Whether each gradient is complete, and needed no more, when autograd or the engine has accumulated it."""
+        return self.topology.world_size == 1
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether `forward_backward` steps the optimizer, so that `update` finds no gradients."""
+        return self._backward_update is not None
 
     @property
     def skips_on_device(self) -> bool:
@@ -129,7 +159,12 @@ class ModelStrategy:
 
         Shapes:
             Returns a scalar tensor.
+
+        Raises:
+            TrainingError: FG707 if weights are updated in the backward pass, and there are several micro-batches.
         """
+        if self._backward_update is not None:
+            refuse_several(len(window.batches))
         self._settle_loss_path(window)
         self._is_reduced = False
         # Not in every step: `train()` visits each module.
@@ -166,7 +201,13 @@ class ModelStrategy:
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom
-            self._backward(loss)
+            if self._backward_update is None:
+                self._backward(loss)
+            else:
+                if self.before_backward is not None:
+                    self.before_backward(loss.detach())
+                with self._backward_update.on():
+                    self._backward(loss)
         return loss.detach()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -199,7 +240,7 @@ class ModelStrategy:
             self.precision.update_scale()
             return Update(skipped=True)
         norm = None
-        if max_norm > 0 or want_norm:
+        if (max_norm > 0 or want_norm) and not self.updates_in_backward:
             norm = self._grad_norm() if squares is None else squares.sqrt().to(self._norm_dtype)
         if norm is not None and max_norm > 0:
             self._clip_gradients(norm, max_norm)
