@@ -165,6 +165,12 @@ class Sharded(ModelStrategy):
         return optimizer
 
     @property
+    def weights_have_copies(self) -> bool:
+        """Whether several processes update the same weights."""
+        is_cut = self._sharding is None or self.layout.tensor_parallel_size > 1
+        return is_cut or self.layout.data_parallel_size > self.layout.shard_size
+
+    @property
     def completes_gradients_in_backward(self) -> bool:
         """Whether each gradient is complete when the engine has accumulated it: slices add some of them up later."""
         return self.layout.tensor_parallel_size == 1

@@ -23,6 +23,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
+from forgather.ml.low_bit_optim import rounds_at_random
 from forgather.ml.strategy.backward_update import BackwardUpdate, refuse_several
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
@@ -111,11 +112,19 @@ class ModelStrategy:
         """Makes and returns the optimizer of the model. It must be called after `build`.
 
         Raises:
-            DistributedError: FG707 if weights are to be updated in the backward pass, where gradients are not complete.
+            DistributedError: FG707 if weights are to be updated in the backward pass, where gradients are not complete;
+                FG708 if copies of weights are to be rounded at random.
             TrainingError: FG707 if the optimizer cannot update the weights one by one.
         """
         self.optimizer = self._recipe.make_optimizer(self.local)
         self._step = OptimizerStep(self.optimizer)
+        if self.weights_have_copies and rounds_at_random(self.optimizer):
+            raise DistributedError(
+                f"bf16_stochastic_round is true, and {self.title} with {self.topology.world_size} processes has copies "
+                "of weights, which each process would round in another way",
+                code="FG708",
+                hint="shard all weights with fsdp: full_shard, or remove bf16_stochastic_round",
+            ).about("bf16_stochastic_round")
         if self._recipe.updates_in_backward:
             if not self.completes_gradients_in_backward:
                 raise DistributedError(
@@ -126,6 +135,11 @@ class ModelStrategy:
                 ).about("optimizer_in_backward")
             self._backward_update = BackwardUpdate(self.optimizer)
         return self.optimizer
+
+    @property
+    def weights_have_copies(self) -> bool:
+        """Whether several processes update the same weights."""
+        return self.topology.world_size > 1
 
     @property
     def completes_gradients_in_backward(self) -> bool:
