@@ -135,18 +135,42 @@ class _ByRows(Optimizer):
         Args:
             closure: a function that recomputes the loss; None recomputes nothing.
         """
-        rates = [group["lr"] for group in self.param_groups]
+        kept = [(group, group["lr"], group["params"]) for group in self.param_groups]
+        # A trace of shapes would compile its own tensors.
+        traced = any(_has_shape_only(p) for group in self.param_groups for p in group["params"][:1])
+        locals_: list[Tensor] = []
         try:
-            for group in self.param_groups:
+            for group, rate, parameters in kept:
                 # The compiled update reads a tensor; a number would be a constant of it.
-                group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32)
-            # A trace of shapes would compile its own tensors.
-            traced = any(_has_shape_only(p) for group in self.param_groups for p in group["params"][:1])
+                group["lr"] = torch.tensor(float(rate), dtype=torch.float32)
+                group["params"] = [self._local(p, group, locals_) for p in parameters]
             with torch.compiler.set_stance("force_eager") if traced else contextlib.nullcontext():
                 return super().step(closure)  # type: ignore[safe-super]
         finally:
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
+            for local in locals_:
+                self.state.pop(local, None)
+            for group, rate, parameters in kept:
+                group["lr"], group["params"] = rate, parameters
+
+    def _local(self, parameter: Tensor, group: Mapping[str, Any], locals_: list[Tensor]) -> Tensor:
+        """Returns what is stepped: the local part of a DTensor, whose operators refuse quantized states in bfloat16."""
+        if not isinstance(parameter, DTensor) or parameter.grad is None:
+            return parameter
+        state = self.state[parameter]
+        if not state:
+            names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
+            state["step"] = torch.tensor(0.0)
+            state.update({name: self._new_buffer(parameter, name == "exp_avg") for name in names})
+        local = parameter.to_local().detach()
+        locals_.append(local)
+        if local.numel():
+            local.grad = cast(DTensor, parameter.grad).redistribute(placements=parameter.placements).to_local()
+            self.state[local] = {
+                name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()
+            }
+        else:
+            state["step"] += 1
+        return local
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state; a quantized one as its codes and scales, by the rows of the weight."""
