@@ -257,9 +257,24 @@ def plain_parts(value: Tensor) -> list[Tensor]:
     return [local] if names is None else [getattr(local, name) for name in names]
 
 
-def rounds_at_random(optimizer: Any) -> bool:
-    """Returns whether an optimizer rounds weights in bfloat16 at random."""
-    return isinstance(optimizer, _ByRows) and bool(getattr(optimizer, "bf16_stochastic_round", False))
+def refuse_copies(optimizer: Optimizer, strategy: str, world_size: int) -> None:
+    """Raises an error if an optimizer rounds weights at random of which several processes have copies.
+
+    Args:
+        optimizer: the optimizer.
+        strategy: the title of the strategy.
+        world_size: the number of processes.
+
+    Raises:
+        DistributedError: FG708 if it does.
+    """
+    if isinstance(optimizer, _ByRows) and getattr(optimizer, "bf16_stochastic_round", False):
+        raise DistributedError(
+            f"bf16_stochastic_round is true, and {strategy} with {world_size} processes has copies of weights, which "
+            "each process would round in another way",
+            code="FG708",
+            hint="shard all weights with fsdp: full_shard, or remove bf16_stochastic_round",
+        ).about("bf16_stochastic_round")
 
 
 def _placed(local: Tensor, like: Tensor, shape: Iterable[int]) -> Tensor:

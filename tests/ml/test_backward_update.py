@@ -66,7 +66,7 @@ def test_updates_are_those_of_a_plain_step_bit_for_bit_and_a_flag_leaves_them_ou
     for step in range(3):
         if step == 2:  # a restored state replaces the groups and the state of the optimizer
             optimizer.load_state_dict(optimizer.state_dict())
-        with update.on():
+        with update.on(torch.zeros(())):
             model(input_ids=ids, labels=ids).loss.backward()
         assert all(parameter.grad is None for parameter in model.parameters())
         optimizer.step()
@@ -78,11 +78,11 @@ def test_updates_are_those_of_a_plain_step_bit_for_bit_and_a_flag_leaves_them_ou
     assert same(dict(plain.named_parameters()), dict(model.named_parameters()))
     assert optimizer.state_dict().keys() == expected.state_dict().keys()
     optimizer.found_inf, optimizer.grad_scale = torch.ones(()), None
-    with update.on():
+    with update.on(torch.zeros(())):
         model(input_ids=ids, labels=ids).loss.backward()
     assert same(dict(plain.named_parameters()), dict(model.named_parameters()))
     optimizer.found_inf = torch.zeros(())
-    with update.on():
+    with update.on(torch.zeros(())):
         model(input_ids=ids, labels=ids).loss.backward()
     assert not same(dict(plain.named_parameters()), dict(model.named_parameters()))
 
@@ -198,7 +198,7 @@ def test_readers_of_gradients_and_unknown_optimizers_are_refused(tmp_path):
 def test_a_gradient_that_is_completed_twice_is_an_error():
     model = torch.nn.Linear(2, 2)
     update = BackwardUpdate(torch.optim.SGD(model.parameters(), lr=0.1))
-    with update.on(), pytest.raises(ForgatherError, match="completed twice"):  # noqa: PT012 - both passes in one step
+    with update.on(torch.zeros(())), pytest.raises(ForgatherError, match="completed twice"):  # noqa: PT012 - both passes in one step
         model(torch.ones(2)).sum().backward()
         model(torch.ones(2)).sum().backward()
 

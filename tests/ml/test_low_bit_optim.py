@@ -9,7 +9,7 @@ import torch
 
 from forgather.errors import ForgatherError
 from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
-from forgather.ml.low_bit_optim import NAMES, adopted, is_quantized, low_bit_optimizer, plain_parts
+from forgather.ml.low_bit_optim import NAMES, adopted, is_quantized, plain_parts
 from tests.ml.fixtures import rows, tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -133,9 +133,3 @@ def test_an_optimizer_of_another_library_stays_as_it_is_and_one_that_holds_other
 def test_a_plain_tensor_is_its_own_part():
     tensor = torch.zeros(2)
     assert plain_parts(tensor) == [tensor]
-
-
-def test_optimizers_need_torchao_only_when_they_are_made():
-    pytest.importorskip("torchao", reason="what is made is compared by scripts/oracles/low_bit_optimizers.py")
-    made = low_bit_optimizer("adamw_torch_8bit", [{"params": [torch.zeros(2)]}], lr=0.1, betas=(0.9, 0.99), eps=1e-8)
-    assert "AdamW8bit" == type(made).__name__

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forgather.errors import TrainingError
+from forgather.errors import DistributedError, TrainingError
 from forgather.ml.strategy.optimizer_step import OptimizerStep, inner_optimizers
 
 _SETTING = "optimizer_in_backward"
@@ -27,6 +27,9 @@ class BackwardUpdate:
 
     Args:
         optimizer: the optimizer, or an optimizer that contains others.
+
+    Attributes:
+        before: what is called with this rank's part of the loss before the weights change; if it raises, they do not.
 
     Raises:
         TrainingError: FG707 if the optimizer is of an unknown library.
@@ -44,6 +47,7 @@ class BackwardUpdate:
                 code="FG707",
                 hint="use an optimizer of torch, transformers, torchao or bitsandbytes, or remove the setting",
             ).about(_SETTING)
+        self.before: Callable[[Tensor], None] | None = None
         self._optimizer: Any = optimizer
         self._hooked: dict[int, Tensor] = {}
         self._places: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -51,8 +55,17 @@ class BackwardUpdate:
         self._updated: set[int] = set()
 
     @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Context manager in which backward passes update the weights. It is entered once for each step."""
+    def on(self, share: Tensor) -> Iterator[None]:
+        """Context manager in which the backward pass of a step updates the weights.
+
+        Args:
+            share: the part of the loss that this rank has computed.
+
+        Shapes:
+            share: a scalar tensor.
+        """
+        if self.before is not None:
+            self.before(share)
         # Not kept: a restored state dict replaces the groups, and a freezing may end.
         self._places = {
             id(one): (part, group)
@@ -122,3 +135,17 @@ def refuse_several(num_batches: int) -> None:
             code="FG707",
             hint="set gradient_accumulation_steps: 1, or remove optimizer_in_backward",
         ).about(_SETTING)
+
+
+def kept_gradients(strategy: str, world_size: int) -> DistributedError:
+    """Returns the FG707 error of a strategy that needs gradients after they were accumulated.
+
+    Args:
+        strategy: the title of the strategy.
+        world_size: the number of processes.
+    """
+    return DistributedError(
+        f"{_SETTING} is true, and {strategy} with {world_size} processes keeps gradients until the backward pass ends",
+        code="FG707",
+        hint=f"set fsdp: true without tensor_parallel_size, or remove {_SETTING}",
+    ).about(_SETTING)

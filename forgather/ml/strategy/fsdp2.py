@@ -42,9 +42,10 @@ from forgather.ml.strategy.fsdp_units import (
 )
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
-from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
+from forgather.ml.strategy.model_strategy import ModelStrategy
 from forgather.ml.strategy.state import whole_model_state
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
+from forgather.ml.strategy.topology import topology_of
 
 
 class Sharded(ModelStrategy):

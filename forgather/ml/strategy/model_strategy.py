@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from forgather.errors import DistributedError
 from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
-from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
-from forgather.ml.low_bit_optim import rounds_at_random
-from forgather.ml.strategy.backward_update import BackwardUpdate, refuse_several
+from forgather.ml.low_bit_optim import refuse_copies
+from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients, refuse_several
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
@@ -70,10 +68,8 @@ class ModelStrategy:
     """What divides the positions of rows over ranks; None if each rank computes whole rows."""
     _parameters: list[nn.Parameter]
     _step: OptimizerStep
-    _backward_update: BackwardUpdate | None = None
+    backward_update: BackwardUpdate | None = None
     """What steps the optimizer inside of backward passes; None if `update` steps it."""
-    before_backward: Callable[[Tensor], None] | None = None
-    """What is called with this rank's part of the loss before a backward pass that updates weights; it may raise."""
     _is_reduced = False
 
     def build(self, recipe: Recipe) -> None:
@@ -118,22 +114,12 @@ class ModelStrategy:
         """
         self.optimizer = self._recipe.make_optimizer(self.local)
         self._step = OptimizerStep(self.optimizer)
-        if self.weights_have_copies and rounds_at_random(self.optimizer):
-            raise DistributedError(
-                f"bf16_stochastic_round is true, and {self.title} with {self.topology.world_size} processes has copies "
-                "of weights, which each process would round in another way",
-                code="FG708",
-                hint="shard all weights with fsdp: full_shard, or remove bf16_stochastic_round",
-            ).about("bf16_stochastic_round")
+        if self.weights_have_copies:
+            refuse_copies(self.optimizer, self.title, self.topology.world_size)
         if self._recipe.updates_in_backward:
             if not self.completes_gradients_in_backward:
-                raise DistributedError(
-                    f"optimizer_in_backward is true, and {self.title} with {self.topology.world_size} processes keeps "
-                    "gradients until the backward pass ends",
-                    code="FG707",
-                    hint="set fsdp: true without tensor_parallel_size, or remove optimizer_in_backward",
-                ).about("optimizer_in_backward")
-            self._backward_update = BackwardUpdate(self.optimizer)
+                raise kept_gradients(self.title, self.topology.world_size)
+            self.backward_update = BackwardUpdate(self.optimizer)
         return self.optimizer
 
     @property
@@ -145,11 +131,6 @@ class ModelStrategy:
     def completes_gradients_in_backward(self) -> bool:
         """Whether each gradient is complete, and needed no more, when autograd or the engine has accumulated it."""
         return self.topology.world_size == 1
-
-    @property
-    def updates_in_backward(self) -> bool:
-        """Whether `forward_backward` steps the optimizer, so that `update` finds no gradients."""
-        return self._backward_update is not None
 
     @property
     def skips_on_device(self) -> bool:
@@ -177,7 +158,7 @@ class ModelStrategy:
         Raises:
             TrainingError: FG707 if weights are updated in the backward pass, and there are several micro-batches.
         """
-        if self._backward_update is not None:
+        if self.backward_update is not None:
             refuse_several(len(window.batches))
         self._settle_loss_path(window)
         self._is_reduced = False
@@ -215,13 +196,8 @@ class ModelStrategy:
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom
-            if self._backward_update is None:
+            with contextlib.nullcontext() if self.backward_update is None else self.backward_update.on(loss.detach()):
                 self._backward(loss)
-            else:
-                if self.before_backward is not None:
-                    self.before_backward(loss.detach())
-                with self._backward_update.on():
-                    self._backward(loss)
         return loss.detach()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -254,7 +230,7 @@ class ModelStrategy:
             self.precision.update_scale()
             return Update(skipped=True)
         norm = None
-        if (max_norm > 0 or want_norm) and not self.updates_in_backward:
+        if (max_norm > 0 or want_norm) and self.backward_update is None:
             norm = self._grad_norm() if squares is None else squares.sqrt().to(self._norm_dtype)
         if norm is not None and max_norm > 0:
             self._clip_gradients(norm, max_norm)
@@ -377,29 +353,6 @@ class ModelStrategy:
         Collective: every rank must iterate to the end.
         """
         yield from self.model.state_dict().items()
-
-
-def topology_of(environment: DistributedEnvironment, layout: Layout, device: torch.device, **further: Any) -> Topology:
-    """Returns the position of this rank in a layout.
-
-    Args:
-        environment: the rank and the world size.
-        layout: the sizes of the mesh axes.
-        device: the device that this rank computes on.
-        **further: the fields of `Topology` that only some strategies set.
-    """
-    return Topology(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        device=device,
-        is_writer=environment.rank == 0,
-        local_rank=environment.local_rank,
-        dp_rank=layout.position(environment.rank).data,
-        dp_size=layout.data_parallel_size,
-        cp_rank=layout.position(environment.rank).context,
-        cp_size=layout.context_parallel_size,
-        **further,
-    )
 
 
 def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
