@@ -145,7 +145,7 @@ class _ByRows(Optimizer):
                 group["lr"] = torch.tensor(float(rate), dtype=torch.float32)
                 group["params"] = [self._local(p, group, locals_) for p in parameters]
             with torch.compiler.set_stance("force_eager") if traced else contextlib.nullcontext():
-                return super().step(closure)  # type: ignore[safe-super]
+                return super().step(closure)
         finally:
             for local in locals_:
                 self.state.pop(local, None)
