@@ -23,11 +23,12 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
 from forgather.ml.low_bit_optim import refuse_copies
-from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients, refuse_several
+from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
+from forgather.ml.strategy.input_sizes import note_sizes
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -162,12 +163,7 @@ class ModelStrategy:
 
         Shapes:
             Returns a scalar tensor.
-
-        Raises:
-            TrainingError: FG707 if weights are updated in the backward pass, and there are several micro-batches.
         """
-        if self.backward_update is not None:
-            refuse_several(len(window.batches))
         self._settle_loss_path(window)
         self._is_reduced = False
         # Not in every step: `train()` visits each module.
@@ -380,24 +376,6 @@ class ModelStrategy:
         Collective: every rank must iterate to the end.
         """
         yield from self.model.state_dict().items()
-
-
-def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
-    """Adds a note to the "index out of range" error of an embedding: the token ids in the batch and the model's sizes.
-
-    Args:
-        error: the error that gets the note.
-        model: the model whose configuration has the sizes.
-        batch: the batch whose largest token id is named.
-    """
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    config: Any = getattr(model, "config", None)
-    if isinstance(ids, Tensor) and ids.numel() and config is not None:
-        words, places = (getattr(config, name, "?") for name in ("vocab_size", "max_position_embeddings"))
-        has = f"{words} tokens and {places} positions"
-        error.add_note(
-            f"the batch has token ids up to {int(ids.max())} in rows of {ids.shape[-1]}; the model has {has}"
-        )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forgather.ml.strategy.backward_update import BackwardUpdate
+from forgather.ml.strategy.backward_update import BackwardUpdate, refuse_several
 from forgather.ml.strategy.model_strategy import ModelStrategy
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.run import Run
@@ -91,6 +91,7 @@ def _updated_in_backward(
     run: Run, strategy: ModelStrategy, update_in_backward: BackwardUpdate, window: Window, denom: float | Tensor
 ) -> tuple[float | Tensor, Update]:
     """Does one optimizer step in which the backward pass updates the weights, and returns what `train_window` does."""
+    refuse_several(len(window.batches))
     losses: list[float | Tensor] = []
 
     def before_backward(share: Tensor) -> None:

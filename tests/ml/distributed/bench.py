@@ -153,6 +153,11 @@ OPTIONS = {
     "in backward, recomputed": {"settings": {**_IN_BACKWARD, "gradient_checkpointing": True}, "as": "in backward"},
     "in backward, chunked loss": {"settings": {**_IN_BACKWARD, **_CHUNKED}, "as": "in backward"},
     "in backward, compiled": {"settings": {**_IN_BACKWARD, **_COMPILED}, "as": "in backward"},
+    "in backward, offloaded": {
+        **_OFFLOADED,
+        "settings": {**_IN_BACKWARD, "activation_offloading": True},
+        "as": "in backward",
+    },
     "bf16, in backward": {"settings": {**_IN_BACKWARD, "bf16": True}},
     "frozen at first, in backward": {
         "settings": {**_IN_BACKWARD, "freeze": [{"pattern": "*embed_tokens|wte|layers.0|h.0", "until": 2}]}

@@ -215,6 +215,7 @@ def _with_options():
         "in backward, recomputed": [fsdp2, hybrid],
         "in backward, chunked loss": [fsdp2],
         "in backward, compiled": [fsdp2],
+        "in backward, offloaded": [fsdp2],
         "bf16, in backward": [fsdp2, hybrid],
         "frozen at first, in backward": [fsdp2],
     }
