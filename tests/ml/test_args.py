@@ -77,6 +77,8 @@ def test_every_default_is_that_of_transformers():
         "fp8",
         "fp8_exclude",
         "fp8_emulate",
+        "optimizer_in_backward",
+        "bf16_stochastic_round",
         "z_loss_coefficient",
         "activation_offloading",
         "activation_memory_budget",
