@@ -193,7 +193,7 @@ processes:
     distributed.host_tree
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
-    alert_command system_stats
+    distributed.exposed_communication alert_command system_stats
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
@@ -219,7 +219,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    varlen_attention vocabulary
+    activation_budget activation_offloading varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
     attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
@@ -324,7 +324,7 @@ planner:
     planner.rank_recorder
     planner.masked_parts planner.stage_passes
     planner.pass_shape
-    planner.offload planner.trace_result
+    planner.host_activations planner.offload planner.trace_result
     planner.saving_rows
     planner.rank_trace planner.batch_trial
     planner.deep_trace

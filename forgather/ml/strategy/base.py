@@ -49,6 +49,7 @@ class Recipe:
             elements of its slices.
         is_resumed: a function that returns whether a checkpoint will replace the weights before they are used, called
             on the main process. None if they are always made.
+        offload_activations: True if training steps keep what they save for the backward pass in the memory of the host.
     """
 
     make_model: Callable[[], nn.Module]
@@ -61,6 +62,7 @@ class Recipe:
     stored_in: Path | None = None
     initial_weights: str = "sequential"
     is_resumed: Callable[[], bool] | None = None
+    offload_activations: bool = False
 
 
 class Strategy(Protocol):
@@ -188,6 +190,10 @@ class Strategy(Protocol):
 
     def evaluate(self, batch: Any) -> Evaluated:
         """Returns the loss sum, the number of valid targets and the model's output for a batch, without gradients."""
+        ...
+
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does where nobody reads the output of the model, which may be left out or partial."""
         ...
 
     def predict(self, batch: Any) -> Any:

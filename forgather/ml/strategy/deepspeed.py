@@ -363,6 +363,10 @@ class DeepSpeedZero:
         total, output = self.rule.total_and_output(self._engine, to_device(batch, self.topology.device))
         return Evaluated(total, self.rule.count(batch), output)
 
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does."""
+        return self.evaluate(batch)
+
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:
         """Returns the model's output for this rank's batch, which may have no labels.

@@ -231,6 +231,7 @@ class Trainer(WithOwnLoss):
             initial_weights=model_source.initial_weights(args, source),
             model_key=functools.partial(model_source.model_key, source, args.seed, adapter),
             is_resumed=functools.partial(resume.is_expected, request, output_dir) if waits else None,
+            offload_activations=args.activation_offloading,
         )
 
     @property
@@ -369,6 +370,7 @@ class Trainer(WithOwnLoss):
             raise
         finally:
             run.recompilations.close()
+            run.communication.close()
             run.requests.close(ended)
             remove_noise_from_embeddings(self.model)
 

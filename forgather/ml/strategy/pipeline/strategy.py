@@ -299,7 +299,7 @@ class Pipeline(ModelStrategy):
                 return (total * 0.0 if isinstance(part, PaddingBatch) else total) / denom
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
-        with self.precision.autocast(), self._rng.isolated():
+        with self.precision.autocast(), self._rng.isolated(), self._saving():
             after_stage = self._sum_stage if is_last and self._sums is not None else None
             self._unfinished = set(self._runner.stages)
             return self._runner.run(inputs, loss, after_stage=after_stage)
