@@ -61,6 +61,7 @@ def test_every_default_is_that_of_transformers():
         "save_top_k",
         "keep_every_n_steps",
         "initial_weights",
+        "skip_initial_weights_on_resume",
         "loraplus_lr_ratio",
         "loraplus_lr_embedding",
         "parameter_groups",

@@ -27,6 +27,8 @@ def try_batch(trainer: Trainer) -> None:
         torch.OutOfMemoryError: if the memory of the device does not suffice.
     """
     strategy = trainer.strategy
+    # Also before a resume: which path a loss takes depends on the values.
+    strategy.make_unset_weights()
     strategy.build_optimizer()
     planned = planned_batches(trainer)
     window = planned.window(WindowShape())
