@@ -109,7 +109,14 @@ class WorkCounter:
         tensors = tensors_in(args, kwargs, result)
         largest = max((one.numel() * one.element_size() for one in tensors), default=0)
         stride = members[1] - members[0] if len(members) > 1 else 1
-        message = Message(self._phase(), str(packet), largest, len(members), stride)
+        self.count_message(Message(self._phase(), str(packet), largest, len(members), stride))
+
+    def count_message(self, message: Message) -> None:
+        """Counts a message.
+
+        Args:
+            message: what moves.
+        """
         self.messages[message] += self.repeats
         self.repeated[message] += self.is_repeated
 

@@ -109,7 +109,7 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
     """
     dataset, replicas = trainer.train_dataset, trainer.strategy.topology.dp_size
     most_rows = None if dataset is None or is_iterable(dataset) else len(dataset) // replicas
-    notes = (*_with_rows_of_an_update(trainer), *_note_of_offload(trainer))
+    notes = _with_rows_of_an_update(trainer)
     first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
     of_length = {}
     for length in lengths:
@@ -137,15 +137,6 @@ def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
         f"the training data has {plural(present, 'row')}, fewer than the {update:,} of an update, for which the plan "
         f"repeats them{refused}",
     )
-
-
-def _note_of_offload(trainer: Trainer) -> tuple[str, ...]:
-    args = trainer.args
-    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("offload"):
-        return (
-            "what offload of gradient_checkpointing_kwargs moves to the memory of the host is planned on the device",
-        )
-    return ()
 
 
 def _planned(trainer: Trainer, first: Window, rows_of: _RowsOf, known: Iterable[str]) -> PlannedBatches:

@@ -28,6 +28,7 @@ from forgather.ml.planner.fake_build import FakeBuild
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.gpu_attention import GpuAttention
 from forgather.ml.planner.gpu_operators import gpu_operators
+from forgather.ml.planner.host_activations import HostActivations
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
@@ -83,15 +84,8 @@ def trace_rank(
     cuts_depth: bool = False,
 ) -> RankTrace:
     """Returns the trace of one rank, with the longest rows. For the arguments and errors see `trace_shapes`."""
-    return trace_shapes(
-        make_trainer,
-        facts,
-        (WindowShape(),),
-        depth=depth,
-        relay=relay,
-        device_type=device_type,
-        cuts_depth=cuts_depth,
-    )[0]
+    given: Any = {"depth": depth, "relay": relay, "device_type": device_type, "cuts_depth": cuts_depth}
+    return trace_shapes(make_trainer, facts, (WindowShape(),), **given)[0]
 
 
 @naming_readings()
@@ -301,6 +295,7 @@ class _Tracer(NamedTuple):
         is_pipeline = strategy.layout.pipeline_parallel_size > 1
         work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
         recorder = RankRecorder(places.region, self.categorize, work, self.device_type)
+        moved = HostActivations(recorder, self.device_type)
         places.begin_pass("forward")
         self._hold(recorder, window)
         own = Offload.of(strategy, self.device_type)
@@ -310,21 +305,25 @@ class _Tracer(NamedTuple):
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
             recorder.end_at_birth(gradients_of(local) if has_bucket_views(strategy, window) else ())
 
+        # The first of two micro-batches stands for all but the last one, which reduces the gradients.
+        work.is_repeated = len(window.batches) > 1
+        work.repeats = accumulation - 1 if work.is_repeated else 1
         with recorder:
-            # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-            work.is_repeated = len(window.batches) > 1
-            work.repeats = accumulation - 1 if work.is_repeated else 1
-            _step(trainer, window, places, work, after_backward=keep_gradients)
+            with moved:
+                _step(trainer, window, places, work, after_backward=keep_gradients)
             recorder.set_category(state_of_optimizer(strategy.optimizer), OPTIMIZER)
             steps = [offload.placed(recorder, local) for offload in offloads]
             if evaluates:
                 self._evaluate(recorder, work)
-        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
-        notes += self.attention.notes()
+        kernels = kernel_notes(local, strategy.optimizer, self.device_type)
+        notes = [*self.planned.notes, *kernels, *self.attention.notes()]
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         settings = {**facts.settings, **self.settings}
+        untraced = {**facts.untraced, **moved.untraced()}
         length = self._document_length(facts.tokens_per_row)
-        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings, document_length=length)
+        facts = replace(
+            facts, most_rows=self.planned.most_rows, settings=settings, untraced=untraced, document_length=length
+        )
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),

@@ -136,6 +136,10 @@ def facts_of(
             "torch_compile is not modelled: compiled code keeps fewer temporaries (a plan was 16 % above one such run)"
         )
         notes = [*notes, said]
+        if args.activation_memory_budget is not None:
+            budget = args.activation_memory_budget
+            said = f"activation_memory_budget {budget} is not modelled either: the plan is that of uncompiled blocks"
+            notes = [*notes, said]
     stored = state_of(strategy)
     shares_no_weight = layout.data_parallel_size == strategy.topology.world_size
     is_whole = shares_no_weight and not getattr(strategy, "forward_is_collective", True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from forgather.ml.activation_offloading import saved_on_host
 from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
@@ -25,7 +26,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import build_whole
+from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -78,6 +79,13 @@ class ModelStrategy:
         for step in recipe.prepare:
             step(self.model)
         self._set_precision(recipe.autocast)
+
+    def make_unset_weights(self) -> None:
+        """Gives the model its initial weights if it still waits for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        make_unset_weights(self.model, self._recipe, self.topology)
 
     def _divide_positions(self) -> None:
         """Divides the positions of rows over the context-parallel ranks, if the layout has some.
@@ -158,7 +166,7 @@ class ModelStrategy:
         computing = contextlib.nullcontext() if self._sequence is None else self._sequence.computing(batch)
         with self._gradient_sync(is_last=is_last), computing:
             try:
-                with self.precision.autocast():
+                with self.precision.autocast(), self._saving():
                     total = self.rule.total(self.engine, batch, denom=denom)
             except IndexError as error:
                 # torch says only "index out of range in self": the usual causes are a tokenizer of another size and
@@ -168,6 +176,10 @@ class ModelStrategy:
             loss: Tensor = total / denom
             self._backward(loss)
         return loss.detach()
+
+    def _saving(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context manager of a forward pass that determines where activations are kept."""
+        return saved_on_host() if self._recipe.offload_activations else contextlib.nullcontext()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Returns a context manager that determines whether the backward pass of a micro-batch reduces gradients."""
