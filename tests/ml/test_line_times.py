@@ -45,31 +45,36 @@ class _Start(TrainerCallback):
         self.rows.taken = 0.0
 
 
-def lines(folder, rows, **settings):
+def lines(folder, rows, eval_rows=None, **settings):
+    return [line for line in history(folder, rows, eval_rows, **settings) if "loss" in line]
+
+
+def history(folder, rows, eval_rows=None, **settings):
     args = forgather.ml.TrainingArguments(
         str(folder),
         use_cpu=True,
         max_steps=STEPS,
         logging_steps=STEPS,
         per_device_train_batch_size=ROWS,
-        save_strategy="no",
-        **settings,
+        **{"save_strategy": "no", **settings},
     )
     trainer = forgather.ml.Trainer(
         model_init=lambda: make_model("llama", torch.float32, 1),
         args=args,
         train_dataset=rows,
+        eval_dataset=eval_rows,
         callbacks=[_Start(rows)],
     )
     trainer.train()
-    return [line for line in trainer.state.log_history if "loss" in line]
+    return trainer.state.log_history
 
 
-def test_the_time_of_slow_rows_is_the_time_of_waiting(tmp_path):
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_time_of_slow_rows_is_the_time_of_waiting(accumulation, tmp_path):
     rows = Rows(ROW_SECONDS)
-    (line,) = lines(tmp_path, rows)
+    (line,) = lines(tmp_path, rows, gradient_accumulation_steps=accumulation)
     waited = line["data_wait_share"] * STEPS / line["steps_per_second"]
-    assert rows.taken >= ROW_SECONDS * STEPS * ROWS
+    assert rows.taken >= ROW_SECONDS * STEPS * ROWS * accumulation
     assert rows.taken == pytest.approx(waited, rel=0.1)
 
 
@@ -77,6 +82,22 @@ def test_rows_that_are_there_are_not_waited_for(tmp_path):
     (line,) = lines(tmp_path, Rows(0))
     assert 0.3 > line["data_wait_share"] >= 0
     assert "host_ahead_seconds" not in line
+
+
+def test_evaluations_and_saves_are_not_part_of_rates_and_shares(tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3}
+    slow = Rows(ROW_SECONDS)
+    found = history(tmp_path, Rows(0), slow, logging_first_step=True, **settings)
+    evaluations = [line["eval_runtime"] for line in found if "eval_runtime" in line]
+    training = [line for line in found if "loss" in line]
+    (summary,) = [line for line in found if "train_runtime" in line]
+    # Of six steps, the second line has five, and two evaluations between them.
+    seconds = [steps / line["steps_per_second"] for steps, line in zip((1, STEPS - 1), training, strict=True)]
+    assert len(evaluations) == 3 and min(evaluations) >= ROW_SECONDS * len(slow)
+    assert sum(seconds) + sum(evaluations) <= summary["train_runtime"]
+    for line in training:
+        assert line["tokens_per_second"] / line["steps_per_second"] == pytest.approx(ROWS * 12)
+    assert training[1]["data_wait_share"] * seconds[1] < ROW_SECONDS * len(slow)
 
 
 class _Late(Tensor):

@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from forgather.errors import CheckpointError
+from forgather.errors import CheckpointError, DistributedError, TrainingError
 from forgather.ml import (
     AccelTrainer,
     AccelTrainingArguments,
@@ -228,6 +228,19 @@ def test_a_training_equals_a_loop_with_peft(tmp_path, base, plain, layout, loss,
         assert max(float((own[name] - state[name]).abs().max()) for name in own) <= LIMIT
     if loss == "dpo":
         assert losses[0] == pytest.approx(math.log(2), rel=0, abs=1e-6)
+
+
+def divided(folder, base):
+    with pytest.raises(DistributedError, match="context_parallel_size is 2, and") as caught:
+        trainer_of(folder, base, "DDP", "dpo", "new", context_parallel_size=2, data_parallel_size=1)
+    return caught.value.code
+
+
+def test_rows_of_preferences_are_not_divided_and_have_no_loss_without_logits(tmp_path, base):
+    assert ["FG757"] * 2 == run_ranks(2, divided, tmp_path, base)
+    with pytest.raises(TrainingError, match="linear_cross_entropy is True") as caught:
+        trainer_of(tmp_path, base, "one", "dpo", "new", linear_cross_entropy=True)
+    assert caught.value.code == "FG716"
 
 
 def test_another_reference_gives_other_losses(base, plain):
