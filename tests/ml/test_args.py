@@ -50,6 +50,7 @@ def test_every_default_is_that_of_transformers():
         "shuffle_order",
         "dataloader_device_prefetch",
         "data_streams",
+        "dispatch_rows",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",

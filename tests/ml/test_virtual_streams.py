@@ -150,9 +150,12 @@ def test_ranks_and_workers_do_not_change_the_global_batches(tmp_path, workers):
 @pytest.mark.parametrize("ranks", [3, 5, 6])
 def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks, caplog):
     expected = global_rows(tmp_path, 1, ranks)
-    found = global_rows(tmp_path, ranks, 1)
+    found = global_rows(tmp_path, ranks, 1, dispatch_rows=False)
     assert [one for one in expected if one] == [one for one in found if one]
     assert f"each row is read by {reads_per_row(8, ranks)} of {ranks} replicas" in caplog.text
+    batches_of(numbers(), tmp_path, ranks=ranks)
+    assert "each row is read once on each machine and dealt out, and used by one of" in caplog.text
+    assert "'fgcli data prepare'" in caplog.text
 
 
 @pytest.mark.parametrize("replicas", [1, 8, 64, 512])
