@@ -35,6 +35,7 @@ from forgather.ml.trainer.batch_sampler import (
     RankCollator,
     RankShare,
     cannot_pad,
+    cannot_pad_streams,
     epoch_seed,
 )
 from forgather.ml.trainer.collation import has_new_boundaries
@@ -106,6 +107,7 @@ class RankBatches:
         self.argument = argument
         self.dataset = dataset
         self._given = (share, collate, dict(options), drop_last)
+        self._drops_last = drop_last
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -254,8 +256,9 @@ class RankBatches:
                 step are dealt out at once, see `row_dispatch`.
 
         Raises:
-            TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
-                padding rows; FG960, with the first batches, if the labels are of another task than the model's.
+            TrainingError: FG852 if micro-batches have a fixed size, the last one is or can be short, and the loss
+                cannot ignore padding rows; FG960, with the first batches, if the labels are of another task than the
+                model's.
         """
         self._refuse_short(rule, start)
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
@@ -305,12 +308,16 @@ class RankBatches:
         for rows in found:
             if not isinstance(rows.batch, PaddingBatch):
                 labels.add(rows.batch, rule.ignore_index)
-            yield self.share.prepare(rows.batch, rule)._replace(is_last=rows.is_last)
+            # A step that is not full ends the epoch, and is not computed.
+            pads = not self._drops_last
+            yield self.share.prepare(rows.batch, rule, pads=pads)._replace(is_last=rows.is_last)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
-        if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
+        if not self.share.fixed or rule.ignore_index is not None or self._drops_last:
             return
+        if self._sampler is None:
+            raise cannot_pad_streams(self.share.rows)
         if rest := (self._sampler.num_rows - start) % self.share.all_rows:
             raise cannot_pad(rest, self.share.all_rows)
 
