@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forgather.errors import ForgatherError, TrainingError, nearest
+from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 
 
 class DataError(TrainingError, ValueError):
@@ -101,6 +101,22 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
 
 CHAT_HINT = "conversations are read by forgather.ml.data:chats, as in the template 'datasets/chat.yaml'"
 CHAT_COLUMNS = frozenset({"messages", "conversations"})
+
+
+def file_unreadable(place: str, error: Exception) -> DataFileError:
+    """Returns the FG834 error for a shard that the system, or the library of its format, cannot read on.
+
+    Args:
+        place: the name of the shard.
+        error: the error of the read.
+    """
+    found: DataFileError = DataFileError(
+        f"{place} cannot be read: {first_line(error)}",
+        code="FG834",
+        hint="files must stay as they are while a run reads them; data_retries repeats reads that failed",
+    )
+    found.argument = "paths"
+    return found
 
 
 def no_text(column: str, kind: str, *, place: str = "", argument: str = "text_column") -> DataError:

@@ -613,6 +613,8 @@ class TrainBatches:
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
+        if before["streams"] and "streams" in now:
+            before["streams"] = {**now["streams"], **before["streams"]}
         is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)

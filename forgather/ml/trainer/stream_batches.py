@@ -113,9 +113,12 @@ class StreamBatches:
         return self._share.rank
 
     @property
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, int | None]:
         """What the order of the rows depends on, as a checkpoint stores it."""
-        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows}
+        source = self.rows.source
+        # Another order has other shards in a place, in which an offset is that of no row.
+        order = source.seed if source.shuffled else None
+        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows, "order": order}
 
     def log_reads(self) -> None:
         """Warns if each row is read by several processes, of which one uses it."""
