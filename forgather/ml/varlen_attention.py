@@ -121,23 +121,28 @@ def _refuse_without_borders(module: nn.Module) -> None:
         )
 
 
-def flash_attention(module: nn.Module, *tensors: Tensor | None, **keywords: Any) -> tuple[Tensor, None]:
+def flash_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
+) -> tuple[Tensor, None]:
     """Returns what the flash attention of transformers returns, if it is given the borders that are expected.
 
     Args:
         module: the attention layer, whose configuration names the library.
-        *tensors: the queries, keys, values and the mask.
+        query: one query for each position and head.
+        key: the keys, of as many heads or fewer.
+        value: the values.
+        attention_mask: the places that are no padding; None if there is none.
         **keywords: further arguments of transformers' function.
 
     Shapes:
-        tensors: (B, H, T, K), (B, G, T, K), (B, G, T, K) and (B, T) or None. Returns (B, T, H, K) and None.
+        query: (B, H, T, K). key, value: (B, G, T, K). attention_mask: (B, T). Returns (B, T, H, K) and None.
 
     Raises:
         TrainingError: FG714 if the model does not pass the borders on to its attention.
     """
     if keywords.get("cu_seq_lens_q") is None:
         _refuse_without_borders(module)
-    found: tuple[Tensor, None] = flash_attention_forward(module, *tensors, **keywords)
+    found: tuple[Tensor, None] = flash_attention_forward(module, query, key, value, attention_mask, **keywords)
     return found
 
 

@@ -92,7 +92,7 @@ _QUICK = {
     ("TP2", 2, "tied llama", 1),
     ("CP", 2, "gpt2", 3),
     ("FSDP2 x CP2", 4, "llama", 1),
-    ("CP2 x TP2", 4, "llama", 3),
+    ("CP2 x TP2", 4, "llama", 1),
     ("GPipe", 2, "gpt2", 3),
     ("1F1B", 2, "llama", 3),
     ("Interleaved1F1B", 2, "gpt2", 1),

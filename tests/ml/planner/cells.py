@@ -74,6 +74,13 @@ SHARDED = {"fsdp": "full_shard"}
 CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 32}
 QUICK = [
     Cell("single"),
+    Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
+]
+ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
+ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
+OFFLOADED = {"activation_offloading": True}
+_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
+FULL = [
     Cell(
         "LoRA, recomputed, bf16, accumulated",
         args={"gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 3},
@@ -82,13 +89,6 @@ QUICK = [
         above=0.05,
     ),
     Cell("DDP of 2 blocks", 2, "AccelTrainer", layers=2, above=0.1, below=0.03),
-    Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
-]
-ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
-ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
-OFFLOADED = {"activation_offloading": True}
-_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
-FULL = [
     Cell("single, recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}),
     Cell("single, products kept", args={**_RECOMPUTED, _KWARGS: {"mode": "selective"}}),
     Cell("single, every third", args={**_RECOMPUTED, _KWARGS: {"every_n_layers": 3}}, layers=7),

@@ -75,6 +75,7 @@ def test_offloaded_activations_count_for_the_host(tmp_path):
     assert 0 < moved.facts.untraced[ON_THE_WAY] < moved.peaks[at].num_bytes
 
 
+@pytest.mark.matrix
 def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
     gpu = {"device_type": "cuda"}
     at_once, one_by_one, fused = (
