@@ -51,6 +51,8 @@ def test_every_default_is_that_of_transformers():
         "dataloader_device_prefetch",
         "data_streams",
         "dispatch_rows",
+        "communication_share",
+        "skip_initial_weights_on_resume",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",
