@@ -121,7 +121,7 @@ def alone(tmp_path_factory):
 CASES = [
     pytest.param("DDP", 2, 4, {}, marks=pytest.mark.matrix),
     pytest.param("DDP", 4, 2, {}, marks=pytest.mark.matrix),
-    ("DDP", 4, 1, {"gradient_accumulation_steps": 2, "per_host": 2}),
+    pytest.param("DDP", 4, 1, {"gradient_accumulation_steps": 2, "per_host": 2}, marks=pytest.mark.matrix),
     pytest.param("DDP", 2, 4, {"dataloader_num_workers": 1}, marks=pytest.mark.matrix),
     # The ranks of a replica do not follow one another.
     ("pipeline", 4, 4, {}),
@@ -168,7 +168,7 @@ def test_a_resume_with_other_processes_goes_on_in_the_stream(alone, tmp_path):
 def test_a_bad_row_counts_once_where_several_replicas_need_its_stream(tmp_path, policy):
     expected, one, _ = trained(tmp_path, "single", 8, bad=(1, 3), bad_rows=policy, max_steps=10)
     assert 1 == one["bad_rows"]
-    for options in ({}, {"per_host": 1}) if policy == 2 else ({"dispatch_rows": False},):
+    for options in ({},) if policy == 2 else ({"per_host": 1}, {"dispatch_rows": False}):
         for losses, metrics, _ in ranks_of(2, tmp_path, "DDP", 4, bad=(1, 3), bad_rows=policy, max_steps=10, **options):
             assert expected == pytest.approx(losses, rel=2e-5)
             assert 1 == metrics["bad_rows"]
@@ -182,7 +182,8 @@ def failures(folder, options):
     return "none"
 
 
-@pytest.mark.parametrize("per_host", [pytest.param(4, marks=pytest.mark.matrix), 2])
+@pytest.mark.matrix
+@pytest.mark.parametrize("per_host", [4, 2])
 def test_an_error_of_the_reader_is_raised_by_every_process(tmp_path, per_host):
     found = run_ranks(4, failures, tmp_path, {"bad": (1, 3), "per_host": per_host})
     assert all("a broken row" in one for one in found), found
@@ -193,6 +194,7 @@ def test_rows_that_cannot_be_sent_are_refused_by_name(tmp_path):
     assert all("FG749" in one and "dispatch_rows: false" in one for one in found), found
 
 
+@pytest.mark.matrix
 def test_an_error_of_one_process_alone_is_raised_by_every_process(tmp_path):
     """Also within a step of several micro-batches, and without rows that are dealt out."""
     for options in ({"gradient_accumulation_steps": 2}, {"data_streams": 2, "dispatch_rows": False}):
