@@ -284,8 +284,9 @@ trainers:
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.device_copies trainer.length_groups trainer.row_order
     trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
-    trainer.loader_options trainer.synchronization
-    trainer.data_changes trainer.rank_streams
+    trainer.loader_options trainer.stream_windows
+    trainer.synchronization
+    trainer.data_changes trainer.rank_streams trainer.row_checks trainer.row_dispatch
     trainer.stream_batches
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions

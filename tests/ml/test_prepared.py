@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -114,6 +115,88 @@ def test_two_preparations_and_a_full_disk_are_refused(source, tmp_path, monkeypa
     monkeypatch.setattr(shard_writer.shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
     with pytest.raises(DataFileError, match=r"FG786.*the tokens need about 0\.0 GB"):
         prepare_tokens(source, symbols(), place)
+
+
+class Changed:
+    """A tokenizer that does with texts what a function does, and is another one in all else."""
+
+    def __init__(self, encode):
+        self.inner, self.encode = symbols(), encode
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __call__(self, texts, **options):
+        return {"input_ids": [self.encode(text) for text in texts]}
+
+
+def breaks(text):
+    if text == "c":
+        raise RuntimeError("no such rule\nfor c")
+    return [1] * len(text)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rows_that_cannot_be_tokenized_are_named(tmp_path, processes):
+    rows = Dataset.from_dict({"text": ["ab", "b", "c", "d"] * 2})
+    options = {"num_proc": processes, "num_shards": 2}
+    with pytest.raises(
+        DataError, match=r"FG833.*row 2: the tokenizer cannot encode the text: RuntimeError: no such rule"
+    ):
+        prepare_tokens(rows, Changed(breaks), tmp_path / "a", **options)
+    for wrong in (70_000, -1):
+        with pytest.raises(DataError, match=rf"FG784.*row 1: the tokenizer gives the id {wrong}, and its vocabulary"):
+            prepare_tokens(
+                rows, Changed(lambda text, wrong=wrong: [wrong if text == "b" else 1]), tmp_path / "b", **options
+            )
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_vocabulary_with_gaps_has_ids_of_four_bytes(tmp_path):
+    tokenizer = Changed(lambda text: [70_000])
+    tokenizer.get_vocab = lambda: {"a": 70_000}
+    done = prepare_tokens(Dataset.from_dict({"text": ["a"]}), tokenizer, tmp_path / "tokens")
+    assert ("int32", 70_000) == (done.manifest.dtype, done.manifest.largest_id)
+
+
+@pytest.mark.parametrize(("values", "kind"), [([1, 0], "int64"), ([["a"], ["b"]], "List"), ([False, True], "bool")])
+def test_columns_without_text_are_refused_by_name(tmp_path, values, kind):
+    rows = Dataset.from_dict({"text": values})
+    for act in (
+        lambda: prepare_tokens(rows, symbols(), tmp_path / "tokens"),
+        lambda: tokenize(rows, symbols(), 4, cache_dir=tmp_path),
+    ):
+        with pytest.raises(DataError, match=f"FG833.*column 'text' holds {kind}, not text"):
+            act()
+    # Values that are made while they are read have no declared kind.
+    made = rows.with_transform(lambda batch: {"text": [0] * len(batch["text"])})
+    with pytest.raises(DataError, match="FG833.*row 0: column 'text' holds int, not text"):
+        prepare_tokens(made, symbols(), tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_file_is_no_folder_and_an_empty_folder_is_written(source, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataFileError, match="FG747.*file' is a file"):
+        prepare_tokens(source, symbols(), tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert 2 == prepare_tokens(source, symbols(), tmp_path / "empty", num_shards=2).written
+    assert read_manifest(tmp_path / "empty").num_documents == len(source)
+
+
+def test_a_disk_that_becomes_full_keeps_finished_shards(source, tmp_path):
+    place, limits = tmp_path / "tokens", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+    try:
+        with pytest.raises(DataFileError, match=r"FG747.*cannot be prepared: .*File too large"):
+            prepare_tokens(source, symbols(), place, num_shards=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not place.exists()
+    assert 3 == len(prepare_tokens(source, symbols(), place).manifest.shards)
 
 
 def flip(file):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +14,7 @@ from datasets import Dataset, load_dataset
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml import Trainer, TrainingArguments
-from forgather.ml.data import DataError, json_lines, parquet, text_files, tokenize
+from forgather.ml.data import DataError, DataFileError, json_lines, parquet, text_files, tokenize
 from forgather.ml.data.block_packer import BlockPacker
 from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.shards import Packer, Segment, ShardedRows
@@ -150,9 +151,12 @@ def test_ranks_and_workers_do_not_change_the_global_batches(tmp_path, workers):
 @pytest.mark.parametrize("ranks", [3, 5, 6])
 def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks, caplog):
     expected = global_rows(tmp_path, 1, ranks)
-    found = global_rows(tmp_path, ranks, 1)
+    found = global_rows(tmp_path, ranks, 1, dispatch_rows=False)
     assert [one for one in expected if one] == [one for one in found if one]
     assert f"each row is read by {reads_per_row(8, ranks)} of {ranks} replicas" in caplog.text
+    batches_of(numbers(), tmp_path, ranks=ranks)
+    assert "each row is read once on each machine and dealt out, and used by one of" in caplog.text
+    assert "'fgcli data prepare'" in caplog.text
 
 
 @pytest.mark.parametrize("replicas", [1, 8, 64, 512])
@@ -447,6 +451,57 @@ def test_bad_rows_are_left_out_counted_and_named(tmp_path, caplog, workers):
         numbers_read(reads(tmp_path, "stop", bad=()))
 
 
+def test_another_order_of_the_files_is_named_and_not_a_damaged_line(tmp_path):
+    """An offset of one part of a file is no beginning of a line in another one."""
+
+    def batches(**settings):
+        files = [text_file(tmp_path, 40, f"{number}.jsonl") for number in range(4)]
+        seed = settings.pop("seed", 3)
+        args = TrainingArguments(str(tmp_path), max_steps=99, use_cpu=True, data_streams=2, **settings)
+        data = json_lines(files, streaming=True, buffer_size=20, seed=seed)
+
+        def collator(rows):
+            return {name: torch.ones(len(rows), 1, dtype=torch.long) for name in ("input_ids", "labels")}
+
+        return TrainBatches(data, args, collator, topology=ALONE)
+
+    rule = loss_rule(tiny_llama())
+    own = batches()
+    for window in islice(own.windows(rule), 5):
+        own.advance(window)
+    state = own.state_dict()
+    with pytest.raises(CheckpointError, match=r"FG610.*in the order of seed 3.*in the order of seed 4"):
+        batches(seed=4).load_state_dict(state)
+    changed = batches(seed=4, allow_changed=["data"])
+    changed.load_state_dict(state)
+    assert 160 - own.row == sum(window.num_rows for window in changed.windows(rule))
+
+
+@pytest.mark.parametrize("kind", ["json_lines", "parquet", "lines"])
+def test_files_that_vanish_or_shrink_while_a_run_reads_them_are_named(tmp_path, kind):
+    rule = loss_rule(tiny_llama())
+
+    def collator(rows):
+        return {name: torch.ones(len(rows), 1, dtype=torch.long) for name in ("input_ids", "labels")}
+
+    for act in (os.remove, lambda file: os.truncate(file, 400), lambda file: os.truncate(file, 0)):
+        data = SOURCES[kind](tmp_path)
+        args = TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=1,
+            max_steps=99,
+            use_cpu=True,
+            data_streams=2,
+            **({} if kind == "parquet" else {"bad_rows": "skip"}),
+        )
+        batches = TrainBatches(data, args, collator, topology=ALONE)
+        [file] = (one for one in tmp_path.iterdir() if one.is_file())
+        act(file)
+        with pytest.raises(DataFileError, match=rf"FG834.*{file.name}.*cannot be read"):
+            list(batches.windows(rule))
+        file.unlink(missing_ok=True)
+
+
 def test_bad_rows_are_the_same_after_a_resume(tmp_path):
     own = reads(tmp_path, "skip", per_device_train_batch_size=4)
     windows = own.windows(loss_rule(tiny_llama()))
@@ -491,6 +546,10 @@ def test_other_rows_at_the_same_places_are_refused_at_a_resume(tmp_path, change,
         own.advance(window)
     state = own.state_dict()
     resumed = batches(**CHANGES.get(change, {}))
+    if change == "seed":
+        with pytest.raises(CheckpointError, match=r"FG610.*in the order of seed 3, now 2 .* in the order of seed 5"):
+            resumed.load_state_dict(state)
+        del state["streams"]["order"]  # as in a checkpoint of an earlier release
     resumed.load_state_dict(state)
     if change is None:
         assert torch.equal(next(windows).batches[0]["input_ids"], next(resumed.windows(rule)).batches[0]["input_ids"])

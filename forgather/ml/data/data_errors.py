@@ -6,8 +6,9 @@ Each error class also derives from the builtin exception that a caller would cat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from forgather.errors import ForgatherError, TrainingError, nearest
+from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 
 
 class DataError(TrainingError, ValueError):
@@ -100,6 +101,51 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
 
 CHAT_HINT = "conversations are read by forgather.ml.data:chats, as in the template 'datasets/chat.yaml'"
 CHAT_COLUMNS = frozenset({"messages", "conversations"})
+
+
+def file_unreadable(place: str, error: Exception) -> DataFileError:
+    """Returns the FG834 error for a shard that the system, or the library of its format, cannot read on.
+
+    Args:
+        place: the name of the shard.
+        error: the error of the read.
+    """
+    found: DataFileError = DataFileError(
+        f"{place} cannot be read: {first_line(error)}",
+        code="FG834",
+        hint="files must stay as they are while a run reads them; data_retries repeats reads that failed",
+    )
+    found.argument = "paths"
+    return found
+
+
+def no_text(column: str, kind: str, *, place: str = "", argument: str = "text_column") -> DataError:
+    """Returns the FG833 error for a column that holds something other than text.
+
+    Args:
+        column: the name of the column.
+        kind: the name of what it holds.
+        place: the row in which it was found, for the beginning of the message.
+        argument: the name of the argument in which the column was given.
+    """
+    hint = CHAT_HINT if column in CHAT_COLUMNS else "name a column of strings"
+    return DataError(f"{place}column {column!r} holds {kind}, not text", code="FG833", hint=hint).about(argument)
+
+
+def refuse_no_text(dataset: Any, column: str) -> None:
+    """Raises FG833 if a column of a data set of `datasets` is declared to hold something other than text.
+
+    Args:
+        dataset: the data set; one without declared columns is not refused.
+        column: the name of the column.
+    """
+    # A transform of the user may make texts of other columns.
+    if getattr(dataset, "format", {}).get("type") == "custom":
+        return
+    feature = (getattr(dataset, "features", None) or {}).get(column)
+    kind = getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__
+    if feature is not None and kind not in ("string", "large_string", "null"):
+        raise no_text(column, str(kind))
 
 
 def _column_hint(name: str, columns: Sequence[str], argument: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from forgather.ml.data.data_errors import file_unreadable
 from forgather.ml.data.shards import Offset, Row
 
 _BYTE_PLACE = re.compile(r":@(\d+)")
@@ -145,7 +146,10 @@ class LineReader:
                 stream.seek(self._begin - 1)
                 stream.readline()
             place = stream.tell()
-            while place < self._end and (text := stream.readline()):
+            while place < self._end:
+                if not (text := stream.readline()):
+                    self.goes_on = False
+                    raise file_unreadable(self.file, EOFError(f"it ends at byte {place}, and had {self._end} before"))
                 # Moved before the line is parsed: a reader can go on after a line that cannot be.
                 self.offset = place + len(text)
                 yield Line.of(self.file, place, text)

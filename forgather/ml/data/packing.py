@@ -30,7 +30,13 @@ from transformers import PreTrainedTokenizerBase
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.block_packer import BlockPacker
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
+from forgather.ml.data.data_errors import (
+    DataError,
+    missing_column,
+    no_text,
+    refuse_no_text,
+    unread_column_warning,
+)
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, stream_of
 from forgather.ml.data.shards import Packer
@@ -99,8 +105,8 @@ def tokenize(
         Each row has `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
 
     Raises:
-        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block, FG982 if an
-            argument is for streamed or for stored rows only.
+        DataError: FG831, FG837 or FG839 from `check_inputs`, FG833 if the column holds no text, FG836 if the text does
+            not fill one block, FG982 if an argument is for streamed or for stored rows only.
     """
     refuse_wrong_values("data:tokenize", locals())
     if isinstance(dataset, RowStream | IterableDataset):
@@ -113,6 +119,7 @@ def tokenize(
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
     check_inputs(dataset, tokenizer, {"text_column": text_column})
+    refuse_no_text(dataset, text_column)
     return _stored_blocks(dataset, tokenizer, block_size, text_column, document_boundaries, num_proc, cache_dir)
 
 
@@ -234,9 +241,16 @@ def encode_texts(
         tokenizer: a tokenizer of transformers.
         column: the name of the column with the text.
         batch: the values of the rows, by column. A text that is None is treated as an empty text.
+
+    Raises:
+        DataError: FG833 if a value is neither a text nor None.
     """
-    # A missing text is an empty document, so that the number of rows stays right.
-    texts = [text or "" for text in batch[column]]
+    texts = []
+    for text in batch[column]:
+        if text is not None and not isinstance(text, str):
+            raise no_text(column, type(text).__name__)
+        # A missing text is an empty document, so that the number of rows stays right.
+        texts.append(text or "")
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
     return {"input_ids": tokenizer(texts, add_special_tokens=False, **options)["input_ids"]}
 

@@ -9,8 +9,10 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forgather.ml.data.data_errors import file_unreadable
 from forgather.ml.data.shards import Offset, Row
 
 _BATCH_ROWS = 256
@@ -43,7 +45,7 @@ class ParquetShards:
     def shard_name(self, shard: int) -> str:
         """Returns the name of the file, and the number of the row group."""
         file, number, _ = self._groups[shard]
-        return f"{os.path.basename(file)}, row group {number}"
+        return _name(file, number)
 
     def open(self, shard: int, offset: Offset = None) -> _GroupReader:
         """Returns the rows of a row group from a number of rows on."""
@@ -54,13 +56,17 @@ class ParquetShards:
 class _GroupReader:
     def __init__(self, file: str, group: int, columns: list[str] | None, offset: int) -> None:
         self.offset = offset
+        self._name = _name(file, group)
         self._rows = islice(self._read(file, group, columns), offset, None)
 
     def __iter__(self) -> Iterator[Row]:
         return self
 
     def __next__(self) -> Row:
-        row = next(self._rows)
+        try:
+            row = next(self._rows)
+        except pa.ArrowInvalid as error:
+            raise file_unreadable(self._name, error) from error
         self.offset += 1
         return row
 
@@ -69,3 +75,7 @@ class _GroupReader:
         with pq.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns):
                 yield from batch.to_pylist()
+
+
+def _name(file: str, group: int) -> str:
+    return f"{os.path.basename(file)}, row group {group}"

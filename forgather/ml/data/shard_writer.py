@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +26,16 @@ from datasets import Dataset
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
+from forgather.errors import first_line
 from forgather.ml.argument_values import refuse_wrong_values
-from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.data_errors import DataError, DataFileError, refuse_no_text
 from forgather.ml.data.packing import check_inputs, encode_texts
 from forgather.ml.data.prepared_manifest import FILE, Manifest, Shard, draft_of, file_digest, read_manifest
 from forgather.ml.data.prepared_rows import COLUMN
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 from forgather.replaced_file import replace_file
 
 logger = get_logger(__name__)
@@ -83,29 +86,33 @@ def prepare_tokens(
         num_shards: the number of shards; None for 32 million tokens each, and 64 shards if there are rows for them.
 
     Raises:
-        DataError: FG831 or FG837 from `check_inputs`, FG832 if there are no rows.
+        DataError: FG831 or FG837 from `check_inputs`, FG832 if there are no rows; FG833 if the column holds no text, or
+            a text that the tokenizer cannot encode; FG784 if it gives an id that its vocabulary cannot have.
         DataFileError: FG786 if the disk has no room for the tokens; FG787 if the folder holds other data, or another
             process prepares it; FG747 if it cannot be written; FG589 if a process ended before its shard was written.
     """
     refuse_wrong_values("data:prepare_tokens", locals())
     check_inputs(dataset, tokenizer, {"text_column": text_column})
+    refuse_no_text(dataset, text_column)
     if not len(dataset):
         raise DataError("there are no rows to prepare", code="FG832", hint="a data set needs at least one row")
     # Of a link to a folder that is still to be made, the folder is made.
     place = Path(os.path.realpath(Path(folder).expanduser()))
     largest = len(tokenizer)
+    # A vocabulary may have gaps, so that ids are larger than its size.
+    top = max(largest - 1, tokenizer.eos_token_id, *tokenizer.get_vocab().values())
     wanted = Manifest(
         source=dataset._fingerprint,
         text_column=text_column,
         tokenizer=tokenizer_digest(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
         vocab_size=largest,
-        dtype="uint16" if max(largest, tokenizer.eos_token_id + 1) <= 2**16 else "int32",
+        dtype="uint16" if top < 2**16 else "int32",
     )
-    if place.exists():
-        found = read_manifest(place)
-        _refuse_other(place, found, wanted)
-        return Prepared(found, 0, 0, 0.0)
+    if place.exists() and not place.is_dir():
+        raise _refused(f"{str(place)!r} is a file", "FG747", "name a folder")
+    if _has_content(place):
+        return _there(place, wanted)
     try:
         return _prepared_in(place, dataset.select_columns([text_column]), tokenizer, wanted, (num_proc, num_shards))
     except OSError as error:
@@ -135,6 +142,10 @@ def _prepared_in(
     except Timeout as error:
         raise _refused(f"another process is preparing {str(place)!r}", "FG787", "wait until it has ended") from error
     try:
+        if _has_content(place):
+            # Another process made the folder before this one had the lock.
+            shutil.rmtree(draft)
+            return _there(place, wanted)
         prepared = _write_missing(_Job(dataset, tokenizer, draft, wanted), *counts)
         (draft / _LOCK).unlink()
         os.rename(draft, place)
@@ -142,6 +153,16 @@ def _prepared_in(
     finally:
         lock.release()
     return prepared
+
+
+def _has_content(place: Path) -> bool:
+    return place.is_dir() and any(place.iterdir())
+
+
+def _there(place: Path, wanted: Manifest) -> Prepared:
+    found = read_manifest(place)
+    _refuse_other(place, found, wanted)
+    return Prepared(found, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +184,44 @@ class _Job:
         rows = len(self.dataset)
         sample = [number * rows // _SAMPLED_ROWS for number in range(_SAMPLED_ROWS)] if rows > _SAMPLED_ROWS else None
         part = self.dataset.select(sample) if sample else self.dataset
-        encoded = encode_texts(self.tokenizer, self.wanted.text_column, part[:])["input_ids"]
+        encoded = self.encoded(part[:], sample or range(rows))
         return math.ceil(sum(len(ids) + 1 for ids in encoded) / len(encoded) * rows)
+
+    def encoded(self, batch: dict[str, list[Any]], rows: Sequence[int]) -> list[list[int]]:
+        """Returns the token ids of each text of a batch.
+
+        Args:
+            batch: the values of the rows, by column.
+            rows: the numbers of the rows, for messages.
+        """
+        try:
+            ids: list[list[int]] = encode_texts(self.tokenizer, self.wanted.text_column, batch)["input_ids"]
+        except Exception as whole:
+            # One by one, to name the row: anything may be a tokenizer, and each has errors of its own.
+            for row, text in zip(rows, batch[self.wanted.text_column], strict=False):
+                try:
+                    encode_texts(self.tokenizer, self.wanted.text_column, {self.wanted.text_column: [text]})
+                except DataError as error:
+                    error.message = f"row {row}: {error.message}"
+                    raise error from None
+                except Exception as error:  # noqa: BLE001 - anything may be a tokenizer of a user
+                    raise DataError(
+                        f"row {row}: the tokenizer cannot encode the text: {type(error).__name__}: {first_line(error)}",
+                        code="FG833",
+                        hint="correct or remove the row; finished shards are kept",
+                    ).about("text_column") from whole
+            raise
+        limit = np.iinfo(self.wanted.dtype).max
+        for row, one in zip(rows, ids, strict=False):
+            if one and not 0 <= min(one) <= max(one) <= limit:
+                wrong = next(number for number in one if not 0 <= number <= limit)
+                raise DataError(
+                    f"row {row}: the tokenizer gives the id {wrong}, and its vocabulary has "
+                    f"{plural(self.wanted.vocab_size, 'token')}",
+                    code="FG784",
+                    hint="take a tokenizer whose ids are those of its vocabulary",
+                ).about("tokenizer")
+        return ids
 
 
 def _write_missing(job: _Job, num_proc: int, num_shards: int | None) -> Prepared:
@@ -274,7 +331,7 @@ def _write_shard(job: _Job, number: int, of: int) -> None:
     parts, lengths = [np.empty(0, kind)], [np.zeros(1, np.int64)]
     for first in range(rows.start, rows.stop, _BATCH_ROWS):
         texts = job.dataset[first : min(first + _BATCH_ROWS, rows.stop)]
-        encoded = encode_texts(job.tokenizer, job.wanted.text_column, texts)["input_ids"]
+        encoded = job.encoded(texts, range(first, rows.stop))
         lengths.append(np.fromiter((len(ids) + 1 for ids in encoded), np.int64, len(encoded)))
         joined = [one for ids in encoded for one in (*ids, job.wanted.eos_token_id)]
         parts.append(np.array(joined, dtype=kind))

@@ -22,7 +22,6 @@ import xxhash
 from datasets import (
     Dataset,
     DatasetDict,
-    Value,
     are_progress_bars_disabled,
     disable_progress_bars,
     enable_progress_bars,
@@ -35,11 +34,10 @@ from forgather.errors import first_line
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import content_key, files_digest
 from forgather.ml.data.data_errors import (
-    CHAT_COLUMNS,
-    CHAT_HINT,
     DataError,
     DataFileError,
     missing_column,
+    refuse_no_text,
     row_place,
     unread_column_warning,
 )
@@ -445,11 +443,7 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
         raise missing_column(column, dataset.column_names, "text_column")
     if warning := unread_column_warning(column, dataset.column_names):
         logger.warning("%s", warning)
-    feature = dataset.features[column]
-    if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):
-        kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__
-        hint = CHAT_HINT if column in CHAT_COLUMNS else "name a column of strings"
-        raise DataError(f"column {column!r} holds {kind}, not text", code="FG833", hint=hint).about("text_column")
+    refuse_no_text(dataset, column)
     kept = dataset.select_columns([column])
     # Read in batches: the whole column as a Python list would need the memory of all text.
     filled = [row for row, text in enumerate(_column(kept, column)) if text]

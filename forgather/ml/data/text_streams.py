@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from forgather.ml.data.data_errors import CHAT_COLUMNS, CHAT_HINT, DataError, missing_column
+from forgather.ml.data.data_errors import DataError, missing_column, no_text
 from forgather.ml.data.json_rows import is_list, not_utf8, unreadable, values_of_lines
 from forgather.ml.data.line_parts import Line
 from forgather.ml.data.parquet_shards import ParquetShards
@@ -80,9 +80,7 @@ def _text(row: Mapping[str, Any], column: str, place: str) -> str | None:
     text = row[column]
     if text is None or isinstance(text, str):
         return text
-    hint = CHAT_HINT if column in CHAT_COLUMNS else "name a column of strings"
-    what = f"{place}column {column!r} holds {type(text).__name__}, not text"
-    raise DataError(what, code="FG833", hint=hint).about("text_column")
+    raise no_text(column, type(text).__name__, place=place)
 
 
 def _lines(lines: Iterable[Line]) -> Iterator[Row]:

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from forgather.errors import ForgatherError
+from forgather.ml.data.data_errors import file_unreadable
 from forgather.ml.data.line_parts import located
 from forgather.ml.data.row_epoch import reading_block
 from forgather.ml.data.shards import Offset, Packer, Row, Segment, ShardedRows, ShardReader
@@ -330,6 +332,8 @@ class VirtualStream:
                 name = self._source.shards.shard_name(shard)
                 can_skip = bool(getattr(reader, "goes_on", False))
                 outcome = self._guard.reading(located(error), name, failed, can_skip=can_skip)
+                if outcome is Outcome.RAISE and isinstance(error, OSError) and not isinstance(error, ForgatherError):
+                    raise file_unreadable(name, error) from error
                 if outcome is Outcome.RAISE:
                     raise error from None
                 failed = 0 if outcome is Outcome.SKIP else failed + 1

@@ -187,7 +187,7 @@ def _tried_on_main(act: Callable[[], Any], what: str) -> tuple[Any, Exception | 
     try:
         return act(), None, None
     except Exception as error:  # noqa: BLE001 - the border between processes: the caller raises it on every rank
-        return None, error, _transferable(error, 0, what)
+        return None, error, transferable(error, 0, what)
 
 
 def run_collectively(act: Callable[[], T]) -> T:
@@ -212,7 +212,7 @@ def run_collectively(act: Callable[[], T]) -> T:
         answer = act()
     except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
         failure = error
-        reported = _transferable(error, dist.get_rank(), " failed in an operation of all processes")
+        reported = transferable(error, dist.get_rank(), " failed in an operation of all processes")
     # Also after a success: every rank must take part in the same collective. Errors are gathered only if there are any.
     failed_somewhere = bool(all_max(float(reported is not None)))
     errors = all_gather(reported) if failed_somewhere else []
@@ -244,7 +244,7 @@ def run_and_gather(act: Callable[[], T]) -> list[T]:
     return all_gather(run_collectively(act))
 
 
-def _transferable(error: Exception, rank: int, what: str) -> ForgatherError:
+def transferable(error: Exception, rank: int, what: str) -> ForgatherError:
     """Returns an error that can be pickled, so that the other ranks can raise it."""
     # Only our errors are certain to be picklable; any other exception is described in one of ours.
     if isinstance(error, ForgatherError):

@@ -190,6 +190,8 @@ class TrainingArguments:
             reads its own. The order of the rows depends on it and not on the number of ranks, and a checkpoint stores
             it. None is 64, or another number that fits the shards and the ranks of the first start; with 0, every
             process reads all rows and keeps its own.
+        dispatch_rows: whether one process of each machine reads the streams that several of its replicas need, where
+            there are fewer streams than replicas, and deals out their rows. Otherwise each of them reads all rows.
         bad_rows: what is done with a streamed row that cannot be read, tokenized or collated: "stop", "skip" (it is
             left out and counted), or the largest number of rows that may be left out in an epoch.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
@@ -344,6 +346,7 @@ class TrainingArguments:
     dataloader_prefetch_factor: int | None = None
     data_retries: int = 0
     data_streams: int | None = None
+    dispatch_rows: bool = True
     bad_rows: str | int = "stop"
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"

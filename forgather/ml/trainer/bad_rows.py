@@ -30,7 +30,10 @@ class BadRows(RowGuard):
     def __init__(self, policy: str | int, retries: Retries) -> None:
         self._policy, self.retries = policy, retries
         self.skips = policy != STOP
-        self._counted = torch.zeros(1, dtype=torch.int64)
+        self.counts_reads = True
+        """Whether this process counts the rows that could not be read: one of those that read a stream does."""
+        # Of the rows that could not be read or prepared, which a stream leaves out, and of those not collated.
+        self._counted = torch.zeros(2, dtype=torch.int64)
         self._shown = 0
         # A run that stops needs no file of shared memory, for which there may be no room.
         if self.skips:
@@ -43,12 +46,26 @@ class BadRows(RowGuard):
 
     @property
     def count(self) -> int:
-        """The number of rows that were left out in this epoch, by this process and its workers."""
-        return int(self._counted)
+        """The number of rows left out in this epoch that this process counts; a sum over replicas has each once."""
+        return self.num_read * self.counts_reads + int(self._counted[1])
 
-    def begin(self, count: int) -> None:
-        """Sets the number of rows that were left out before the position from which an epoch is read."""
-        self._counted.fill_(count)
+    @property
+    def num_read(self) -> int:
+        """The number of rows of the streams of this process that could not be read or prepared in this epoch."""
+        return int(self._counted[0])
+
+    @num_read.setter
+    def num_read(self, count: int) -> None:
+        self._counted[0] = count
+
+    def begin(self, num_read: int, num_collated: int) -> None:
+        """Sets the numbers of rows that were left out before the position from which an epoch is read.
+
+        Args:
+            num_read: the number of those that could not be read or prepared.
+            num_collated: the number of those that could not be collated.
+        """
+        self._counted.copy_(torch.tensor([num_read, num_collated]))
 
     def reading(self, error: Exception, shard: str, failed: int, *, can_skip: bool) -> Outcome:
         """Returns what happens after a shard could not be read on, see `RowGuard`."""
@@ -59,15 +76,20 @@ class BadRows(RowGuard):
             return Outcome.AGAIN
         if self.skips and not can_skip:
             error.add_note(f"bad_rows: {shard} cannot be read on after this row, so the row is not left out")
-        return self._left_out(error, shard) if self.skips and can_skip else Outcome.RAISE
+        return self._left_out(error, shard, 0) if self.skips and can_skip else Outcome.RAISE
 
     def preparing(self, error: Exception, shard: str) -> Outcome:
         """Returns what happens after a row could not be prepared, see `RowGuard`."""
-        return self._left_out(error, shard) if self.skips else Outcome.RAISE
+        return self._left_out(error, shard, 0) if self.skips else Outcome.RAISE
 
-    def _left_out(self, error: Exception, place: str) -> Outcome:
-        self._counted += 1
-        self.refuse_more(self.count, f"{place}: {_reason(error)}")
+    def collating(self, error: Exception) -> None:
+        """Counts a row that could not be collated."""
+        self._left_out(error, "a row that cannot be collated", 1)
+
+    def _left_out(self, error: Exception, place: str, kind: int) -> Outcome:
+        self._counted[kind] += 1
+        # All streams that this process reads are other rows: the sum over all processes is not less.
+        self.refuse_more(int(self._counted.sum()), f"{place}: {_reason(error)}")
         if self._shown < _SHOWN:
             self._shown += 1
             more = "; further ones are only counted" if self._shown == _SHOWN else ""

@@ -20,6 +20,7 @@ from forgather.errors import TrainingError
 from forgather.ml.documents import Documents
 from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens, num_tokens_without_padding
 from forgather.ml.model_inputs import DOCUMENTS, SHIFTED
+from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
 from forgather.ml.trainer.length_groups import LengthGroups
 from forgather.ml.trainer.row_order import LISTED, ComputedOrder
@@ -95,7 +96,7 @@ class RankShare:
         """Returns the rank-local rows of a global micro-batch; an empty list if it has too few rows for this rank."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
-    def prepare(self, batch: Any, rule: LossRule) -> PreparedBatch:
+    def prepare(self, batch: Any, rule: LossRule, *, pads: bool = True) -> PreparedBatch:
         """Returns a micro-batch in the form that a strategy takes: labels are shifted, and a short batch is padded.
 
         Padding rows are added only if micro-batches have a fixed size.
@@ -103,6 +104,7 @@ class RankShare:
         Args:
             batch: the collated rows of this rank.
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
+            pads: whether a short batch is padded, if micro-batches have a fixed size.
 
         Raises:
             TrainingError: FG852 if the batch is short and the loss cannot ignore padding rows.
@@ -110,7 +112,7 @@ class RankShare:
         # Counted before padding: throughput and the loss must not see rows that were added.
         kept, tokens, unpadded = num_rows(batch), num_tokens(batch), num_tokens_without_padding(batch)
         collated = whole = batch.batch if isinstance(batch, PaddingBatch) else batch
-        if self.fixed and kept != self.rows:
+        if self.fixed and pads and kept != self.rows:
             batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
         ready = rule.prepared(batch)
         return PreparedBatch(ready, kept, tokens, unpadded, _num_pairs(ready, kept), collated)
@@ -202,6 +204,20 @@ def cannot_pad(present: int, needed: int) -> TrainingError:
         code="FG852",
         hint="set dataloader_drop_last: true, a batch size that divides the number of rows, or a loss of whole-number "
         "labels with an ignore_index",
+    )
+
+
+def cannot_pad_streams(needed: int) -> TrainingError:
+    """Returns the FG852 error for rows of unknown number whose last micro-batches cannot be padded.
+
+    Args:
+        needed: the number of rows that every micro-batch of a rank must have.
+    """
+    return TrainingError(
+        "the number of training rows is not known, so an epoch can end with a short micro-batch; each one must have "
+        f"{plural(needed, 'row')} on a rank here, and this loss cannot ignore padding rows",
+        code="FG852",
+        hint="set dataloader_drop_last: true, or a loss of whole-number labels with an ignore_index",
     )
 
 

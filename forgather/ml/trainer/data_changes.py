@@ -38,7 +38,8 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 def _shown(fact: Any) -> str:
     if isinstance(fact, Mapping):
-        return f"{fact['number']} with blocks of {plural(fact['block_rows'], 'row')}"
+        order = "in order" if fact.get("order") is None else f"in the order of seed {fact['order']}"
+        return f"{fact['number']} with blocks of {plural(fact['block_rows'], 'row')} {order}"
     return str(fact)
 
 

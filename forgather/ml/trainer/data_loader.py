@@ -35,6 +35,7 @@ from forgather.ml.trainer.batch_sampler import (
     RankCollator,
     RankShare,
     cannot_pad,
+    cannot_pad_streams,
     epoch_seed,
 )
 from forgather.ml.trainer.collation import has_new_boundaries
@@ -52,6 +53,7 @@ from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_len
 from forgather.ml.trainer.loader_options import loader_options, reading_draws_nothing, usual_workers
 from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
+from forgather.ml.trainer.row_checks import check_size, refuse_split
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
 from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
 from forgather.ml.types import PaddingBatch, Topology, Window
@@ -105,6 +107,7 @@ class RankBatches:
         self.argument = argument
         self.dataset = dataset
         self._given = (share, collate, dict(options), drop_last)
+        self._drops_last = drop_last
         options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
@@ -116,10 +119,11 @@ class RankBatches:
         self._first_rows = FirstRows(in_workers=self.workers > 0)
         self.retries = Retries(options.pop("retries", 0))
         self.bad_rows = BadRows(options.pop("bad_rows", STOP), self.retries)
+        dispatch = options.pop("dispatch_rows", False), options.pop("host", 0)
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         self.streams: StreamBatches | None = None
-        _refuse_split(dataset)
+        refuse_split(dataset)
         if num_streams:
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
@@ -134,6 +138,7 @@ class RankBatches:
                 guard=self.bad_rows,
                 generator=self._generator,
                 inner=dataset,
+                dispatch=dispatch,
             )
             self.streams.log_reads()
             self.loader: DataLoader[Any] = self.streams.loader
@@ -230,7 +235,14 @@ class RankBatches:
         return None if self._sampler is None else self._sampler.batches_left(start)
 
     def read(
-        self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
+        self,
+        rule: LossRule,
+        *,
+        start: int = 0,
+        epoch: int = 0,
+        seed: int = 0,
+        last: str | None = None,
+        sizes: Iterator[int] | None = None,
     ) -> Iterator[PreparedBatch]:
         """Returns the micro-batches of an epoch in the form that a strategy takes.
 
@@ -240,10 +252,13 @@ class RankBatches:
             epoch: the number of the epoch.
             seed: the base seed of the random numbers that are drawn while rows are read.
             last: the digest of the last skipped micro-batch of an iterable data set; None if it is unknown.
+            sizes: the numbers of micro-batches of the next optimizer steps, without end; None for 1 each. The rows of a
+                step are dealt out at once, see `row_dispatch`.
 
         Raises:
-            TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
-                padding rows; FG960, with the first batches, if the labels are of another task than the model's.
+            TrainingError: FG852 if micro-batches have a fixed size, the last one is or can be short, and the loss
+                cannot ignore padding rows; FG960, with the first batches, if the labels are of another task than the
+                model's.
         """
         self._refuse_short(rule, start)
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
@@ -255,7 +270,9 @@ class RankBatches:
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
         if self.streams is not None:
-            return self._ready_rows(self.streams.read(seed=seed, epoch=epoch, start=start), rule)
+            return self._ready_rows(
+                self.streams.read(seed=seed, epoch=epoch, start=start, sizes=sizes or itertools.repeat(1)), rule
+            )
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -291,12 +308,16 @@ class RankBatches:
         for rows in found:
             if not isinstance(rows.batch, PaddingBatch):
                 labels.add(rows.batch, rule.ignore_index)
-            yield self.share.prepare(rows.batch, rule)._replace(is_last=rows.is_last)
+            # A step that is not full ends the epoch, and is not computed.
+            pads = not self._drops_last
+            yield self.share.prepare(rows.batch, rule, pads=pads)._replace(is_last=rows.is_last)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
-        if self._sampler is None or not self.share.fixed or rule.ignore_index is not None or self._sampler.drop_last:
+        if not self.share.fixed or rule.ignore_index is not None or self._drops_last:
             return
+        if self._sampler is None:
+            raise cannot_pad_streams(self.share.rows)
         if rest := (self._sampler.num_rows - start) % self.share.all_rows:
             raise cannot_pad(rest, self.share.all_rows)
 
@@ -458,7 +479,8 @@ class TrainBatches:
                 virtual streams, see `RunSync.stream_windows`.
         """
         last, self._last = self._last, None
-        batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
+        sizes = (self.accumulation.at(epoch=self.epoch, step=number) for number in itertools.count(step))
+        batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last, sizes=sizes)
         expected, self._expected = self._expected, None
         windows = self._windows(batches, rule, step, padded)
         if self._own.streams is not None:
@@ -551,10 +573,12 @@ class TrainBatches:
         if self._own.streams is not None:
             streams = self._own.streams
             own = (streams.blocks_at(self.row), streams.num_bad_at(self.row)) if self.row else ({}, 0)
-            # Processes of one data-parallel rank, as pipeline stages, say the same.
-            every = dict(collectives.all_gather((streams.rank, own))).values()
-            blocks = {str(number): block for found, _ in every for number, block in found.items()}
-            return position | {"blocks": blocks, "bad_rows": sum(num_bad for _, num_bad in every)}
+            every = collectives.all_gather((streams.rank, *own))
+            # The processes that read a stream say the same; those to which rows are dealt out say nothing.
+            blocks = {str(number): block for _, found, _ in every for number, block in found.items()}
+            # Processes of one data-parallel rank, as pipeline stages, collate the same rows.
+            num_bad = {replica: count for replica, _, count in every}
+            return position | {"blocks": blocks, "bad_rows": sum(num_bad.values())}
         if self._latest is None or not self.row:
             return position
         return position | {"last": {"digest": batch_digest(self._latest), **self._own.share.facts}}
@@ -590,6 +614,8 @@ class TrainBatches:
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "streams": None, "group_rows": 0, "order_rule": LISTED, "accumulation": None, **state}
+        if before["streams"] and "streams" in now:
+            before["streams"] = {**now["streams"], **before["streams"]}
         is_same_reading = before["streams"] == now.get("streams")
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
@@ -652,38 +678,3 @@ class TrainBatches:
 
 def _total(counts: list[Any]) -> Any:
     return counts[0] if len(counts) == 1 else sum(counts)
-
-
-def _refuse_split(dataset: Any) -> None:
-    # `datasets` marks the result of `split_dataset_by_node`: each process would drop rows of its part again.
-    split = getattr(dataset, "_distributed", None)
-    if split is not None:
-        raise TrainingError(
-            f"the data set is already split: this is part {split.rank} of {split.world_size}",
-            code="FG853",
-            hint="give every process the whole data set (without split_dataset_by_node): each takes its own rows",
-        )
-
-
-def check_size(rows: int, share: RankShare) -> None:
-    """Raises an error if a data set has no rows, or fewer rows than one global micro-batch.
-
-    Args:
-        rows: the number of rows of the data set.
-        share: the rank's share, from which the rows per rank and the number of data-parallel ranks are read.
-
-    Raises:
-        TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch.
-    """
-    if rows == 0:
-        raise TrainingError(
-            "the training data has no rows", code="FG803", hint="check how the data is filtered and split"
-        )
-    if rows < share.all_rows:
-        replicas = f" on each of {share.size} replicas" if share.size > 1 else ""
-        possible = rows // share.size
-        raise TrainingError(
-            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {plural(rows, 'row')}",
-            code="FG804",
-            hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
-        )

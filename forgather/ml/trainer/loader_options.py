@@ -24,7 +24,7 @@ _DRAW_NOTHING = (CausalLMCollator, PaddingCollator, DataCollatorForSeq2Seq, Data
 
 
 def loader_options(args: TrainingArguments, topology: Topology, usual: int = 0) -> dict[str, Any]:
-    """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
+    """Returns the `DataLoader` options, and those of `RankBatches`, that training and evaluation have in common.
 
     Args:
         args: the training arguments, whose `dataloader_*` settings are read.
@@ -35,6 +35,9 @@ def loader_options(args: TrainingArguments, topology: Topology, usual: int = 0) 
     options: dict[str, Any] = {
         "retries": args.data_retries,
         "bad_rows": args.bad_rows,
+        "dispatch_rows": args.dispatch_rows,
+        # Launchers give consecutive ranks to the processes of a machine.
+        "host": topology.rank - topology.local_rank,
         "num_workers": workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }

@@ -30,7 +30,7 @@ class Given(NamedTuple):
 
     Args:
         stream: the number of the stream.
-        row: the row; None if another rank computes it.
+        row: the row; None if none of the replicas for which the stream is read computes it.
         block: the block of the stream that begins with this row; None if none does.
     """
 
@@ -67,12 +67,14 @@ class RankStreams(IterableDataset[Round]):
 
     Attributes:
         source: what the streams read.
+        replicas: the data-parallel ranks for which the streams are read.
     """
 
     def __init__(self, stream: RowStream, share: RankShare, num_streams: int, guard: BadRows, inner: Any) -> None:
         self.dataset = inner
         self._share, self._num_streams, self._guard = share, num_streams, guard
         self.source = stream.source(num_streams)
+        self.replicas = frozenset([share.rank])
         self._stream = stream
         self._place = torch.zeros(3, dtype=torch.int64)
         # Persistent workers keep a copy of this object: shared memory tells them the next epoch.
@@ -130,7 +132,7 @@ class RankStreams(IterableDataset[Round]):
                 if found is None:
                     del streams[stream]
                     continue
-                is_own = place % self._share.size == self._share.rank
+                is_own = place % self._share.size in self.replicas
                 rows.append(Given(stream, found[0] if is_own else None, _with_arrays(found[1])))
             yield Round(worker, number, rows, not streams)
             if not streams:

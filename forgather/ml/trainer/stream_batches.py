@@ -9,6 +9,8 @@ also while workers read ahead.
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -23,6 +25,7 @@ from forgather.errors import TrainingError
 from forgather.ml.data.row_epoch import reading_epoch
 from forgather.ml.data.row_stream import RowStream, stream_of
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
+from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -30,6 +33,7 @@ from forgather.ml.trainer.bad_rows import STOP, BadRows
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 from forgather.ml.trainer.rank_streams import RankStreams, Round, as_arrays
+from forgather.ml.trainer.row_dispatch import Deal, Place, RowDispatch, StepRows, dispatch_of
 from forgather.ml.types import PaddingBatch
 
 _log = get_logger(__name__)
@@ -63,6 +67,8 @@ class StreamBatches:
         guard: the object that decides what happens to rows that cannot be read.
         generator: the generator from which the loader draws the seeds of its workers.
         inner: the data set that the user gave.
+        dispatch: whether rows that several processes of a machine need are read by one of them, and the first global
+            rank of the machine.
     """
 
     def __init__(
@@ -76,8 +82,14 @@ class StreamBatches:
         guard: BadRows,
         generator: torch.Generator,
         inner: Any,
+        dispatch: tuple[bool, int],
     ) -> None:
         self.num_streams = num_streams
+        self._dispatches, self._host = dispatch
+        self._dispatch: RowDispatch | None = None
+        self._is_dispatch_known = False
+        # A stream that several replicas read is counted by the first one.
+        guard.counts_reads = share.rank < math.gcd(num_streams, share.size)
         self._share, self._collate, self._guard = share, collate, guard
         self._options = {**options, "batch_size": None, "collate_fn": None, "pin_memory": False}
         self._pins = bool(options.get("pin_memory"))
@@ -101,53 +113,83 @@ class StreamBatches:
         return self._share.rank
 
     @property
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, int | None]:
         """What the order of the rows depends on, as a checkpoint stores it."""
-        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows}
+        source = self.rows.source
+        # Another order has other shards in a place, in which an offset is that of no row.
+        order = source.seed if source.shuffled else None
+        return {"version": 1, "number": self.num_streams, "block_rows": self.rows.block_rows, "order": order}
 
     def log_reads(self) -> None:
-        """Warns if each row is read by several ranks, of which one uses it."""
+        """Warns if each row is read by several processes, of which one uses it."""
         times = reads_per_row(self.num_streams, self._share.size)
-        if times > 1:
-            _log.warning(
-                "each row is read by %d of %d replicas, and used by one: %d virtual streams do not divide among them; "
-                "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' make it 1",
-                times,
-                self._share.size,
-                self.num_streams,
-            )
+        if times == 1:
+            return
+        once = (
+            "once on each machine and dealt out" if self._dispatches else f"by {times} of {self._share.size} replicas"
+        )
+        _log.warning(
+            "each row is read %s, and used by one of %s: %s not divide among the replicas; "
+            "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' let each read its own",
+            once,
+            plural(self._share.size, "replica"),
+            plural(self.num_streams, "virtual stream does", "virtual streams do"),
+        )
 
-    def read(self, *, seed: int, epoch: int, start: int) -> Iterator[RankRows]:
+    def read(self, *, seed: int, epoch: int, start: int, sizes: Iterator[int]) -> Iterator[RankRows]:
         """Yields the micro-batches of an epoch from a position on; without end: after the last row, padding.
+
+        Collective, if there are several processes: each must ask for as many micro-batches.
 
         Args:
             seed: the base seed of the random numbers that are drawn while rows are read.
             epoch: the number of the epoch.
             start: the number of rows of the epoch that are trained on already, over all ranks.
+            sizes: the numbers of micro-batches of the next optimizer steps, without end.
         """
+        self._find_dispatch()
         blocks, self._resumed = (self._resumed if start else {}), {}
-        self._history = {number: [block] for number, block in blocks.items()}
+        is_reader = self._dispatch is None or self._dispatch.is_reader
+        self._history = {number: [block] for number, block in blocks.items() if is_reader}
         self._trained = start
         self._bad_before, self._bad_places = (self._bad_before if start else 0), []
-        apart = math.gcd(self.num_streams, self._share.size)
-        # A stream that several ranks read is counted by one of them.
-        num_read = sum(block.num_bad for block in blocks.values()) if self._share.rank < apart else 0
-        self._guard.begin(num_read + self._bad_before)
+        self._guard.begin(sum(block.num_bad for block in blocks.values()), self._bad_before)
         self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
         if start and self._options.get("persistent_workers"):
             # Workers that are there already do not know the blocks.
             self.loader = self._new_loader()
-        own = self._own_rows(start, epoch)
-        ahead = next(own, None)
-        for first in itertools.count(start, self._share.all_rows):
+        cut = StepRows(self._own_rows(start, epoch), self._share, self.rows.replicas, self._guard)
+        first, dispatch = start, self._dispatch
+        for count in sizes:
+            end = first + count * self._share.all_rows
+            take = functools.partial(cut.take, end)
+            deal = take()[self._share.rank] if dispatch is None else dispatch.deal(take)
+            if dispatch is not None:
+                self._guard.num_read = deal.num_bad
+            self._filler = deal.filler if self._filler is None else self._filler
+            yield from self._micro_batches(deal, first, end, seed, epoch)
+            first = end
+
+    def _micro_batches(self, deal: Deal, first: int, end: int, seed: int, epoch: int) -> Iterator[RankRows]:
+        left = collections.deque(deal.rows)
+        for place in range(first, end, self._share.all_rows):
             rows = []
-            while ahead is not None and ahead[0] < first + self._share.all_rows:
-                rows.append(ahead[1])
-                ahead = next(own, None)
-            self._filler = rows[-1] if rows else self._filler if self._filler is not None else ahead and ahead[1]
+            while left and left[0][0] < place + self._share.all_rows:
+                rows.append(left.popleft()[1])
+            self._filler = rows[-1] if rows else self._filler
             with reading_epoch(epoch):
-                batch = self._collated(rows, first, seed_of(seed, epoch, first, self._share.rank))
-            yield RankRows(first, batch, ahead is None)
+                batch = self._collated(rows, place, seed_of(seed, epoch, place, self._share.rank))
+            yield RankRows(place, batch, deal.is_last and not left)
+
+    def _find_dispatch(self) -> None:
+        """Finds out, once, among which processes the rows are dealt out. Collective."""
+        if self._is_dispatch_known:
+            return
+        self._is_dispatch_known = True
+        place = Place(collectives.rank(), self._host, self._share.rank)
+        self._dispatch = dispatch_of(place, self.num_streams, self._share.size, is_wanted=self._dispatches)
+        if self._dispatch is not None:
+            self.rows.replicas = self._dispatch.replicas
 
     def _own_rows(self, start: int, epoch: int) -> Iterator[tuple[int, Any]]:
         """Yields the rows of this rank with their places in the epoch, and records the blocks of the streams."""
@@ -204,7 +246,7 @@ class StreamBatches:
             try:
                 self._collate([row])
             except Exception as error:  # noqa: BLE001 - counted: the policy is to leave bad rows out
-                self._guard.preparing(error, "a row that cannot be collated")
+                self._guard.collating(error)
                 self._bad_places.append(first)
             else:
                 good.append(row)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,8 @@ from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.trainer.bad_rows import BadRows
 from forgather.ml.trainer.meter import AsyncHostCopy
+from forgather.ml.trainer.stream_windows import StreamPosition, agreed_windows
 from forgather.ml.types import Window
 
 
@@ -71,21 +71,6 @@ class _StepSums(NamedTuple):
     save: Any
     loss: Any
     squares: Any
-
-
-class StreamPosition(Protocol):
-    """What `RunSync.stream_windows` needs of the training data."""
-
-    @property
-    def drops_last(self) -> bool:
-        """Whether an epoch ends before the first window that is not full."""
-
-    @property
-    def bad_rows(self) -> BadRows:
-        """The object that counts rows that are left out."""
-
-    def advance(self, window: Window) -> None:
-        """Moves the position past the rows of a window."""
 
 
 class RunSync:
@@ -164,30 +149,14 @@ class RunSync:
     def stream_windows(self, own: Iterator[Window], data: StreamPosition) -> Iterator[Window]:
         """Yields the windows of virtual streams until the last rank has no further row, as `windows` does.
 
-        A window without a row on any rank is passed over. Such windows are at the end of an epoch, where streams have
-        ended. One exchange between hosts for each window, none of which is read ahead.
+        See `stream_windows.agreed_windows`.
 
         Args:
             own: the windows of this process, which go on with padding after its last row.
             data: the training data, whose position moves past windows that are not yielded.
-
-        Raises:
-            TrainingError: FG958, on every process, if more rows were left out than may be.
         """
         self._source, self._ahead = None, None
-        for window in own:
-            found = 2.0 if window.num_rows else 0.0 if window.is_last else 1.0
-            if data.drops_last:
-                # All of them must have full windows: the least one decides.
-                found = 0.0 if collectives.all_max(0.0 if window.is_full else 1.0) else found
-            found = collectives.all_max(found)
-            if data.bad_rows.limit is not None:
-                data.bad_rows.refuse_more(self.sum_of_rows(data.bad_rows.count))
-            if not found:
-                return
-            if found < 2:
-                data.advance(window)
-                continue
+        for window in agreed_windows(own, data, self.sum_of_rows):
             if self._counts_differ:
                 self._add_counts(window)
             yield window

@@ -52,7 +52,7 @@ from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
-from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size
+from forgather.ml.trainer.data_loader import RankBatches, TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
 from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.hub_upload import HubUpload
@@ -62,6 +62,7 @@ from forgather.ml.trainer.model_setup import preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.parameter_groups import ParameterGroups
 from forgather.ml.trainer.reference import reference_scores
+from forgather.ml.trainer.row_checks import check_size
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage

@@ -14,6 +14,7 @@ from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.evaluation import eval_batches
+from forgather.ml.trainer.stream_windows import agreed_windows
 from forgather.ml.types import PaddingBatch, Topology
 from tests.matrix import thinned
 from tests.ml.fixtures import Regression, rows, tiny_llama
@@ -135,9 +136,43 @@ def test_a_loss_without_a_label_to_ignore_cannot_be_filled_up(tmp_path):
     batches = TrainBatches(rows(6), args, collate, topology=replace(ALONE, fixed_rows=True))
     with pytest.raises(TrainingError, match=r"FG852.*the last micro-batch has 2 of 4 rows"):
         batches.windows(loss_rule(nn.Linear(4, 1), nn.MSELoss()))
+    args = replace(args, max_steps=9)
+    for data in (Stream(8), rows_without_number(8)):
+        batches = TrainBatches(data, args, collate, topology=replace(ALONE, fixed_rows=True))
+        with pytest.raises(TrainingError, match=r"FG852.*number of training rows is not known.*have 4 rows on a rank"):
+            batches.windows(loss_rule(nn.Linear(4, 1), nn.MSELoss()))
     numbers = [{"x": torch.ones(4), "labels": torch.tensor(0.5)}] * 3
     evaluated = eval_batches(numbers, args, collate, replace(ALONE, fixed_rows=True))
     assert [3] == [ready.num_rows for ready in evaluated.read(loss_rule(Regression()))], "a forward pass takes any size"
+
+
+def rows_without_number(count):
+    datasets = pytest.importorskip("datasets")
+    columns = {"input": [[float(number)] * 4 for number in range(count)], "labels": [[0.5]] * count}
+    return datasets.Dataset.from_dict(columns).to_iterable_dataset(num_shards=2)
+
+
+def stack(rows):
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("count", [8, 9, 11])
+def test_streams_without_a_label_to_ignore_end_before_the_first_step_that_is_not_full(tmp_path, count):
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=2, max_steps=9, dataloader_drop_last=True, use_cpu=True
+    )
+    rule = loss_rule(nn.Linear(4, 1), nn.MSELoss())
+    found = []
+    for rank in range(2):
+        topology = replace(ALONE, dp_rank=rank, dp_size=2, fixed_rows=True)
+        batches = TrainBatches(rows_without_number(count), args, stack, topology=topology)
+        full = itertools.takewhile(lambda window: window.is_full, batches.windows(rule, padded=True))
+        found.append([batch["input"].shape for window in full for batch in window.batches])
+    assert 2 == min(map(len, found)), "eight rows, two on each rank in a step"
+    assert {(2, 4)} == set(map(tuple, itertools.chain(*found)))
+    alone = TrainBatches(rows_without_number(count), args, stack, topology=replace(ALONE, fixed_rows=True))
+    agreed = agreed_windows(alone.windows(rule, padded=True), alone, int)
+    assert [2] * (count // 2) == [window.num_rows for window in agreed]
 
 
 def test_rows_that_are_split_already_are_refused(tmp_path):
