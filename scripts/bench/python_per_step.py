@@ -2,8 +2,8 @@
 
 Run it as `python scripts/bench/python_per_step.py [--blocks N] [--only NAME]`. It prints a table on stderr and rows as
 JSON on stdout. Models are so small that a step is nearly all Python. Steps of both loops alternate within one process:
-the collator of the trainer does a step of the other loop, so that a busy machine slows both equally. A loop by hand
-reads its batch from a `DataLoader`, divides by the number of targets of all ranks, checks the loss of all ranks, clips,
+a hook of the trainer's optimizer does a step of the other loop, so that a busy machine slows both equally. A loop by
+hand reads its batch from a `DataLoader`, divides by the number of targets of all ranks, checks their loss, clips,
 and steps AdamW and a schedule. Times are CPU milliseconds of the main thread of rank 0, which do not count waiting. The
 result is the median over blocks of ten steps, so that it includes the log line of every tenth step.
 """
@@ -34,13 +34,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, default_collate
 from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
-from step_overhead import BATCH, Eight, Rows, collate, optimizer_of  # noqa: E402
+from step_overhead import BATCH, Eight, optimizer_of  # noqa: E402
 
 import forgather.ml as ml  # noqa: E402
 from forgather.ml.callbacks.metrics import JsonLogger  # noqa: E402
@@ -57,17 +57,16 @@ STRATEGIES = {
 }
 
 
-class Texts(Dataset):
-    """Rows of tokens, each its own labels."""
+def texts(count: int) -> list[dict[str, Tensor]]:
+    """Returns rows of tokens, each its own labels."""
+    ids = torch.randint(0, VOCAB, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row} for row in ids]
 
-    def __init__(self, count: int) -> None:
-        self.ids = torch.randint(0, VOCAB, (count, LENGTH), generator=torch.Generator().manual_seed(0))
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+def points(count: int) -> list[dict[str, Tensor]]:
+    """Returns rows for the model of eight parameters."""
+    generator = torch.Generator().manual_seed(0)
+    return [{"x": torch.randn(7, generator=generator), "labels": torch.randn((), generator=generator)}] * count
 
 
 def tiny_llama() -> LlamaForCausalLM:
@@ -118,7 +117,7 @@ def updated(model: nn.Module, optimizer: Any, schedule: Any, loss: float) -> Non
     optimizer.zero_grad()
 
 
-def by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]:
+def by_hand(strategy: str, rows: list[dict[str, Tensor]], ranks: int) -> Iterator[None]:
     """Trains step by step."""
     model = Eight().train()
     if strategy == "DDP":
@@ -127,7 +126,7 @@ def by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]:
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer = optimizer_of(model)
     schedule = get_scheduler("linear", optimizer, 0, len(rows))
-    for batch in DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=collate):
+    for batch in DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=default_collate):
         targets = len(batch["labels"])
         all_targets = summed(targets, ranks)
         loss = model(**batch)["loss"] * (targets / all_targets)
@@ -136,7 +135,7 @@ def by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]:
         yield
 
 
-def pipeline_by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]:
+def pipeline_by_hand(strategy: str, rows: list[dict[str, Tensor]], ranks: int) -> Iterator[None]:
     """Trains step by step in two stages."""
     rank, device = dist.get_rank(), torch.device("cpu")
     model = (LastStage if rank else FirstStage)(tiny_llama()).train()
@@ -150,7 +149,7 @@ def pipeline_by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]
     run = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss_of, scale_grads=False)
     optimizer = optimizer_of(model)
     schedule = get_scheduler("linear", optimizer, 0, len(rows))
-    for batch in DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=collate):
+    for batch in DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=default_collate):
         targets = batch["labels"][:, 1:].numel()
         losses: list[Tensor] = []
         if rank:
@@ -171,10 +170,10 @@ def pipeline_by_hand(strategy: str, rows: Dataset, ranks: int) -> Iterator[None]
 
 
 class Alternating:
-    """The trainer's collator, which does a step of the loop by hand before each batch and measures both.
+    """Does a step of the loop by hand before each update of the trainer, and measures both.
 
     Args:
-        start: returns the loop by hand; called at the first batch, when the process group exists.
+        start: returns the loop by hand; called at the first update, when the process group exists.
     """
 
     def __init__(self, start: Callable[[], Iterator[None]]) -> None:
@@ -184,7 +183,13 @@ class Alternating:
         self.ours: list[float] = []
         self.theirs: list[float] = []
 
-    def __call__(self, rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def adamw(self, parameters: Any) -> torch.optim.Optimizer:
+        """Returns an AdamW before whose updates the other loop has its turn."""
+        optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        optimizer.register_step_pre_hook(self._turn)
+        return optimizer
+
+    def _turn(self, *_: Any) -> None:
         entered = time.thread_time()
         if self._steps is None:
             self._steps = self._start()
@@ -197,7 +202,6 @@ class Alternating:
             next(self._steps)
             self.theirs.append(time.thread_time() - entered)
         self._left = time.thread_time()
-        return collate(rows)
 
     def medians(self) -> tuple[float, float]:
         """Returns the milliseconds of a step: by hand, and by the trainer beyond it."""
@@ -216,8 +220,8 @@ def measured(strategy: str, has_metrics: bool, blocks: int) -> tuple[float, floa
     torch.set_num_threads(1)
     is_pipeline = strategy == "pipeline"
     steps = (blocks + WARM_UP) * BLOCK + 1
-    rows = (Texts if is_pipeline else Rows)((steps + 1) * BATCH * ranks)
-    collator = Alternating(functools.partial(pipeline_by_hand if is_pipeline else by_hand, strategy, rows, ranks))
+    rows = (texts if is_pipeline else points)((steps + 1) * BATCH * ranks)
+    loops = Alternating(functools.partial(pipeline_by_hand if is_pipeline else by_hand, strategy, rows, ranks))
     logged = {"logging_strategy": "steps", "logging_steps": BLOCK} if has_metrics else {"logging_strategy": "no"}
     with tempfile.TemporaryDirectory() as folder:
         arguments = getattr(ml, kind.replace("Trainer", "TrainingArguments"))(
@@ -233,11 +237,11 @@ def measured(strategy: str, has_metrics: bool, blocks: int) -> tuple[float, floa
             model_init=tiny_llama if is_pipeline else Eight,
             args=arguments,
             train_dataset=rows,
-            data_collator=collator,
-            optimizer_factory=functools.partial(torch.optim.AdamW, lr=1e-3),
+            data_collator=default_collate,
+            optimizer_factory=loops.adamw,
             callbacks=[JsonLogger()] if has_metrics else [],
         ).train()
-    return collator.medians()
+    return loops.medians()
 
 
 def as_rows(found: dict[tuple[str, bool], tuple[float, float]]) -> Iterator[dict[str, Any]]:
@@ -272,7 +276,9 @@ def main() -> int:
             with contextlib.redirect_stdout(sys.stderr):
                 found[strategy, has_metrics] = run_ranks(STRATEGIES[strategy][1], *work, timeout=900)[0]
             theirs, over = found[strategy, has_metrics]
-            print(f"{strategy:<14}{'metrics' * has_metrics:<10}{theirs:>8.3f} + {over:.3f}", file=sys.stderr, flush=True)
+            print(
+                f"{strategy:<14}{'metrics' * has_metrics:<10}{theirs:>8.3f} + {over:.3f}", file=sys.stderr, flush=True
+            )
     print(json.dumps(list(as_rows(found))))
     return 0
 
