@@ -1,11 +1,12 @@
 """Writes the table of docs/performance.md, what a step costs, and prints it.
 
-    python scripts/write_performance.py build/performance                   # as `make bench` does
-    python scripts/write_performance.py build/performance build/gpu.json    # with figures of scripts/bench/gpu.py compare
+    python scripts/write_performance.py build/performance                 # as `make bench` does
+    python scripts/write_performance.py build/performance build/gpu.json  # with those of `gpu.py compare`
 
 Reads the reports that the tests of its rows wrote with `--full --all-cells --junitxml`; `make bench` runs all of it.
-It also reads the figures of `scripts/bench/run.py -o build/performance/bench.json`. With `--pieces`, it prints the name of each piece and the words for pytest. A failed test ends it with an error, and
-nothing is written. A row without a report is "not measured in this run"; rows that need a GPU are "not measured".
+It also reads `bench.json` there, the figures of `scripts/bench/run.py`. With `--pieces`, it prints the name of each
+piece and the words for pytest. A failed test ends it with an error, and nothing is written. A row without a report is
+"not measured in this run"; rows that need a GPU are "not measured".
 """
 
 import json
