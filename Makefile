@@ -144,6 +144,7 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/float8_runs.py
+	PYTHONPATH=build/oracles/quant TORCHDYNAMO_DISABLE=1 $(BIN)/python scripts/oracles/low_bit_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics

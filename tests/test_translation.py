@@ -24,9 +24,9 @@ def test_none_means_not_given():
 
 
 def test_a_word_that_nobody_knows_and_one_without_a_counterpart_are_errors():
-    found = translate({"max_epoch": 3, "activation_offloading": True}, tool="lightning", known=KNOWN).violations
-    assert [("FG810", "max_epoch"), ("FG811", "activation_offloading")] == [(one.code, one.argument) for one in found]
-    assert found[1].hint == TABLE["activation_offloading"]["why"]
+    found = translate({"max_epoch": 3, "assistant_only_loss": True}, tool="lightning", known=KNOWN).violations
+    assert [("FG810", "max_epoch"), ("FG811", "assistant_only_loss")] == [(one.code, one.argument) for one in found]
+    assert found[1].hint == TABLE["assistant_only_loss"]["why"]
 
 
 def test_two_words_for_one_setting_must_agree():

@@ -220,7 +220,7 @@ data:
     generation.batch
 losses and models:
     activation_budget activation_offloading varlen_attention vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim
     attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
     deferred_head linear_loss
@@ -261,8 +261,8 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
-    strategy.counter_draws strategy.unset_tensors
+    strategy.base strategy.ddp_buckets strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
+    strategy.backward_update strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel

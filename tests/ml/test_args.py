@@ -77,9 +77,13 @@ def test_every_default_is_that_of_transformers():
         "fp8",
         "fp8_exclude",
         "fp8_emulate",
+        "optimizer_in_backward",
+        "bf16_stochastic_round",
         "z_loss_coefficient",
         "activation_offloading",
         "activation_memory_budget",
+        "communication_share",
+        "skip_initial_weights_on_resume",
         "linear_cross_entropy",
         "linear_cross_entropy_chunk_size",
     }

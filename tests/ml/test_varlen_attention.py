@@ -132,6 +132,22 @@ def test_a_flash_attention_without_borders_is_refused_where_they_are_expected():
     assert "FG714" == caught.value.code
 
 
+# torch's own, while it compiles.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.matrix
+def test_flex_attention_keeps_documents_apart_and_trains_on_a_gpu_only(tmp_path):
+    batch = {"input_ids": IDS, "position_ids": PACKED}
+    logits = []
+    for attention in ("sdpa", "flex_attention"):
+        model = make("mistral", attention)
+        inputs = ModelInputs(model)
+        with torch.no_grad():
+            logits.append(inputs.call(model, inputs.prepared(batch)).logits)
+    torch.testing.assert_close(*logits, atol=1e-6, rtol=0)
+    with pytest.raises(NotImplementedError, match="FlexAttention does not support backward on CPU"):
+        train_once(two_documents(1), tmp_path, functools.partial(make, "llama", "flex_attention"))
+
+
 def test_packed_rows_have_no_mask():
     found = {}
     for attention in ("sdpa", VARLEN):

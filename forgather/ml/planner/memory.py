@@ -15,6 +15,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import HOST, Region
 from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
+from forgather.ml.planner.host_activations import ON_THE_WAY
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.places import BEFORE
 from forgather.ml.planner.rank_recorder import WORKSPACES
@@ -222,8 +223,12 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
             for use, size in peak.categories.items()
             if size
         ]
+        # Nothing is moved without a backward pass.
+        hidden = () if "backward" in phases else (ON_THE_WAY,)
         rows += [
-            MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in trace.facts.untraced.items()
+            MemoryRow(name=use, num_bytes=size, source=Source.FORMULA)
+            for use, size in trace.facts.untraced.items()
+            if use not in hidden
         ]
         found.append(
             PhaseMemory(

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from forgather.ml.low_bit_optim import plain_parts
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Region
 from forgather.ml.planner.convolutions import BACKWARD, FORWARD, Workspace, workspace_of
 from forgather.ml.planner.engine_tensors import is_engine_bucket
@@ -202,4 +203,7 @@ def state_of_optimizer(optimizer: Any) -> Iterable[Tensor]:
     """
     if optimizer is None:
         return ()
-    return [item for state in optimizer.state.values() for item in tree_iter(state) if isinstance(item, Tensor)]
+    found = [item for state in optimizer.state.values() for item in tree_iter(state) if isinstance(item, Tensor)]
+    # A quantized state is a tensor without memory of its own.
+    parts = [(item, plain_parts(item)) for item in found]
+    return [part for item, own in parts for part in (own if len(own) > 1 else [item])]

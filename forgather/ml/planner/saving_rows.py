@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.host_activations import ON_THE_WAY
 from forgather.ml.planner.offload import BUFFERS
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.trace_facts import TraceFacts
@@ -30,6 +31,6 @@ def saving_rows(peaks: Mapping[Region, Peak], facts: TraceFacts) -> tuple[Memory
         return ()
     lasting = max(updates, key=lambda peak: peak.num_bytes).categories
     rows = [MemoryRow(name=use, num_bytes=lasting[use]) for use in _LASTING if lasting.get(use)]
-    formulas = {**facts.untraced, "gathered weights": 2 * facts.gathered_bytes}
+    formulas = {**facts.untraced, ON_THE_WAY: 0, "gathered weights": 2 * facts.gathered_bytes}
     rows += [MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in formulas.items() if size]
     return tuple(sorted(rows, key=lambda row: -row.num_bytes))

@@ -24,7 +24,8 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import IGNORE_INDEX, count_valid
 from forgather.ml.strategy.base import Recipe, Strategy
-from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
+from forgather.ml.strategy.model_strategy import ModelStrategy
+from forgather.ml.strategy.topology import topology_of
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.predictions import leaves, nested
 from forgather.ml.trainer.trainer import Trainer

@@ -47,6 +47,7 @@ class Recipe:
         stored_in: the folder from which `make_model` loads the model as it is; None if it makes or changes weights.
         initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
             elements of its slices.
+        updates_in_backward: True if the optimizer steps each weight inside of the backward pass.
         is_resumed: a function that returns whether a checkpoint will replace the weights before they are used, called
             on the main process. None if they are always made.
         offload_activations: True if training steps keep what they save for the backward pass in the memory of the host.
@@ -61,6 +62,7 @@ class Recipe:
     model_key: Callable[[], str | None] | None = None
     stored_in: Path | None = None
     initial_weights: str = "sequential"
+    updates_in_backward: bool = False
     is_resumed: Callable[[], bool] | None = None
     offload_activations: bool = False
 

@@ -44,8 +44,9 @@ from forgather.ml.strategy.initial_weights import (
     has_shapes_only,
     make_initial_weights,
 )
-from forgather.ml.strategy.model_strategy import to_device, topology_of
+from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.strategy.state import local_state, names_of, on_host
+from forgather.ml.strategy.topology import topology_of
 from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, Update, Window
 from forgather.redaction import hidden

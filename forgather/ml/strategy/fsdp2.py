@@ -42,9 +42,10 @@ from forgather.ml.strategy.fsdp_units import (
 )
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
-from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
+from forgather.ml.strategy.model_strategy import ModelStrategy
 from forgather.ml.strategy.state import whole_model_state
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
+from forgather.ml.strategy.topology import topology_of
 
 
 class Sharded(ModelStrategy):
@@ -171,6 +172,17 @@ class Sharded(ModelStrategy):
                 hint="use another optimizer, such as optim: adamw_torch",
             ).about("optim")
         return optimizer
+
+    @property
+    def weights_have_copies(self) -> bool:
+        """Whether several processes update the same weights."""
+        is_cut = self._sharding is None or self.layout.tensor_parallel_size > 1
+        return is_cut or self.layout.data_parallel_size > self.layout.shard_size
+
+    @property
+    def completes_gradients_in_backward(self) -> bool:
+        """Whether each gradient is complete when the engine has accumulated it: slices add some of them up later."""
+        return self.layout.tensor_parallel_size == 1
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the shards and slices on this rank that the optimizer has, by their names in the whole model."""

@@ -19,14 +19,16 @@ from forgather.ml.activation_offloading import saved_on_host
 from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
-from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
+from forgather.ml.low_bit_optim import refuse_copies
+from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
+from forgather.ml.strategy.input_sizes import note_sizes
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -68,6 +70,8 @@ class ModelStrategy:
     """What divides the positions of rows over ranks; None if each rank computes whole rows."""
     _parameters: list[nn.Parameter]
     _step: OptimizerStep
+    backward_update: BackwardUpdate | None = None
+    """What steps the optimizer inside of backward passes; None if `update` steps it."""
     _is_reduced = False
 
     def build(self, recipe: Recipe) -> None:
@@ -110,10 +114,32 @@ class ModelStrategy:
         return self.model
 
     def build_optimizer(self) -> Optimizer:
-        """Makes and returns the optimizer of the model. It must be called after `build`."""
+        """Makes and returns the optimizer of the model. It must be called after `build`.
+
+        Raises:
+            DistributedError: FG707 if weights are to be updated in the backward pass, where gradients are not complete;
+                FG708 if copies of weights are to be rounded at random.
+            TrainingError: FG707 if the optimizer cannot update the weights one by one.
+        """
         self.optimizer = self._recipe.make_optimizer(self.local)
         self._step = OptimizerStep(self.optimizer)
+        if self.weights_have_copies:
+            refuse_copies(self.optimizer, self.title, self.topology.world_size)
+        if self._recipe.updates_in_backward:
+            if not self.completes_gradients_in_backward:
+                raise kept_gradients(self.title, self.topology.world_size)
+            self.backward_update = BackwardUpdate(self.optimizer)
         return self.optimizer
+
+    @property
+    def weights_have_copies(self) -> bool:
+        """Whether several processes update the same weights."""
+        return self.topology.world_size > 1
+
+    @property
+    def completes_gradients_in_backward(self) -> bool:
+        """Whether each gradient is complete, and needed no more, when autograd or the engine has accumulated it."""
+        return self.topology.world_size == 1
 
     @property
     def skips_on_device(self) -> bool:
@@ -174,7 +200,8 @@ class ModelStrategy:
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom
-            self._backward(loss)
+            with contextlib.nullcontext() if self.backward_update is None else self.backward_update.on(loss.detach()):
+                self._backward(loss)
         return loss.detach()
 
     def _saving(self) -> contextlib.AbstractContextManager[None]:
@@ -211,7 +238,7 @@ class ModelStrategy:
             self.precision.update_scale()
             return Update(skipped=True)
         norm = None
-        if max_norm > 0 or want_norm:
+        if (max_norm > 0 or want_norm) and self.backward_update is None:
             norm = self._grad_norm() if squares is None else squares.sqrt().to(self._norm_dtype)
         if norm is not None and max_norm > 0:
             self._clip_gradients(norm, max_norm)
@@ -349,47 +376,6 @@ class ModelStrategy:
         Collective: every rank must iterate to the end.
         """
         yield from self.model.state_dict().items()
-
-
-def topology_of(environment: DistributedEnvironment, layout: Layout, device: torch.device, **further: Any) -> Topology:
-    """Returns the position of this rank in a layout.
-
-    Args:
-        environment: the rank and the world size.
-        layout: the sizes of the mesh axes.
-        device: the device that this rank computes on.
-        **further: the fields of `Topology` that only some strategies set.
-    """
-    return Topology(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        device=device,
-        is_writer=environment.rank == 0,
-        local_rank=environment.local_rank,
-        dp_rank=layout.position(environment.rank).data,
-        dp_size=layout.data_parallel_size,
-        cp_rank=layout.position(environment.rank).context,
-        cp_size=layout.context_parallel_size,
-        **further,
-    )
-
-
-def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
-    """Adds a note to the "index out of range" error of an embedding: the token ids in the batch and the model's sizes.
-
-    Args:
-        error: the error that gets the note.
-        model: the model whose configuration has the sizes.
-        batch: the batch whose largest token id is named.
-    """
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    config: Any = getattr(model, "config", None)
-    if isinstance(ids, Tensor) and ids.numel() and config is not None:
-        words, places = (getattr(config, name, "?") for name in ("vocab_size", "max_position_embeddings"))
-        has = f"{words} tokens and {places} positions"
-        error.add_note(
-            f"the batch has token ids up to {int(ids.max())} in rows of {ids.shape[-1]}; the model has {has}"
-        )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

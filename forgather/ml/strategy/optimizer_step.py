@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from forgather.ml.low_bit_optim import plain_parts
+
 BUCKET_BYTES = 256 * 2**20
 """The bytes of weights that are copied at a time."""
 
@@ -106,22 +108,21 @@ class OptimizerStep:
         return list({id(state): state for state in found}.values())
 
     @staticmethod
-    def _copied(state: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+    def _copied(state: dict[str, Any], device: torch.device) -> dict[str, list[Tensor]]:
         """Returns copies of the tensors of a state that are on the device of the flag; torch counts steps elsewhere."""
-        there = {name: _local(value) for name, value in state.items() if isinstance(value, Tensor)}
-        return {name: value.clone() for name, value in there.items() if value.device == device}
+        there = {name: plain_parts(value) for name, value in state.items() if isinstance(value, Tensor)}
+        return {name: [part.clone() for part in parts] for name, parts in there.items() if parts[0].device == device}
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _put_back(state: dict[str, Any], copied: dict[str, Tensor], is_bad: Tensor) -> None:
+def _put_back(state: dict[str, Any], copied: dict[str, list[Tensor]], is_bad: Tensor) -> None:
     for name, kept in copied.items():
-        value = state[name]
         # Adafactor puts a new tensor into its state in each step; all others write into the one that is there.
-        local = _local(value)
-        torch.where(is_bad, kept, local, out=local)
+        for part, old in zip(plain_parts(state[name]), kept, strict=True):
+            torch.where(is_bad, old, part, out=part)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -27,6 +27,7 @@ from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.checkpoint.spilled import SpilledTensors
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
+from forgather.ml.low_bit_optim import PARTS
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.unset_tensors import refuse_unrestored
@@ -422,17 +423,30 @@ def _rates_of_base(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: base[key] for key in ("lr", "initial_lr") if key in base}
 
 
-def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
+def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader, *, by_rows: bool = False) -> Any:
     """Returns a value in the optimizer state, placed as the optimizer stores it for its parameter."""
     if isinstance(value, Mapping):
-        return {key: _restored_value(item, parameter, saved) for key, item in value.items()}
+        by_rows = value.keys() == set(PARTS)
+        return {key: _restored_value(item, parameter, saved, by_rows=by_rows) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_restored_value(item, parameter, saved) for item in value)
     if not isinstance(value, StoredTensor):
         return value.clone() if isinstance(value, Tensor) else value
-    there = like_parameter(value, parameter)
+    there = _rows_like(value, parameter) if by_rows else like_parameter(value, parameter)
     saved.read(value, there)
     return there
+
+
+def _rows_like(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
+    """Returns an empty tensor for the codes or scales of a quantized state, with the rows of the parameter here."""
+    if not isinstance(parameter, DTensor):
+        return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
+    here = parameter.to_local()
+    rows, columns = stored.shape
+    local = torch.empty(len(here), columns, dtype=stored.dtype, device=here.device)
+    mesh = parameter.device_mesh
+    shape, stride = torch.Size((rows, columns)), (columns, 1)
+    return DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def like_parameter(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:

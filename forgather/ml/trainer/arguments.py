@@ -59,6 +59,11 @@ class TrainingArguments:
             The default optimizer does not decay biases and normalization weights.
         adam_beta1, adam_beta2, adam_epsilon: the AdamW arguments of the default optimizer, if that is an AdamW.
         optim: the name of the default optimizer, which is used if no `optimizer_factory` is given.
+        optimizer_in_backward: whether each weight is updated in the backward pass as soon as its gradient is complete,
+            which frees the gradient. The weights are those of other runs, bit for bit. There is no gradient norm, so
+            `max_grad_norm` must be 0; steps have one micro-batch.
+        bf16_stochastic_round: whether weights in bfloat16 are rounded up or down at random, so that small updates are
+            not lost: with `optim` adamw_torch, adamw_torch_8bit or adamw_torch_4bit, by torchao's optimizer.
         loraplus_lr_ratio: the learning rate of the weights B of a LoRA, as a multiple of the learning rate (LoRA+);
             None for one learning rate.
         loraplus_lr_embedding: the learning rate of the adapters of embeddings under LoRA+.
@@ -247,6 +252,8 @@ class TrainingArguments:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     optim: str = "adamw_torch_fused"
+    optimizer_in_backward: bool = False
+    bf16_stochastic_round: bool = False
     loraplus_lr_ratio: float | None = None
     loraplus_lr_embedding: float = 1e-6
     parameter_groups: Sequence[Mapping[str, Any]] | None = None

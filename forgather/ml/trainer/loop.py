@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from forgather.ml.strategy.backward_update import BackwardUpdate, refuse_several
+from forgather.ml.strategy.model_strategy import ModelStrategy
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.run import Run
 from forgather.ml.types import Update, Window
@@ -67,6 +69,8 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
     # can be summed.
     denom = loss_divisor(window.num_valid)
     window = window_with_divergence(strategy, window)
+    if isinstance(strategy, ModelStrategy) and strategy.backward_update is not None:
+        return _updated_in_backward(run, strategy, strategy.backward_update, window, denom)
     share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
     loss, squares = run.check_step(share)
     if run.guard.bad is not None:
@@ -81,6 +85,25 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
         squares=squares,
     )
     return loss if run.guard.bad is None else None, update
+
+
+def _updated_in_backward(
+    run: Run, strategy: ModelStrategy, update_in_backward: BackwardUpdate, window: Window, denom: float | Tensor
+) -> tuple[float | Tensor, Update]:
+    """Does one optimizer step in which the backward pass updates the weights, and returns what `train_window` does."""
+    refuse_several(len(window.batches))
+    losses: list[float | Tensor] = []
+
+    def before_backward(share: Tensor) -> None:
+        # The same exchange as after a backward pass: a bad loss on any rank changes no weight on any rank.
+        losses.append(run.check_step(share)[0])
+        run.before_update(None)
+        run.clock.enter("forward_backward")
+
+    update_in_backward.before = before_backward
+    strategy.forward_backward(window, denom=denom)
+    update = strategy.update(max_norm=0.0, want_norm=False, before_step=lambda norm: False, after_step=run.after_update)
+    return losses[0], update
 
 
 def loss_divisor(num_valid: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
-from forgather.ml import bitsandbytes_optim
+from forgather.ml import bitsandbytes_optim, low_bit_optim
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.log import get_logger
 from forgather.ml.optim import decay_groups, split_for_loraplus
@@ -59,8 +59,10 @@ def make_optimizer(
     Raises:
         TrainingError: FG819 if the factory does not return an optimizer, or if the optimizer's `step` needs a closure;
             FG820 if the model has no trainable parameters; FG867 if the parameter groups do not fit the optimizer;
-            FG972 if LoRA+ is asked for with an optimizer of several.
-        DistributedError: FG971 if weights are sharded that an optimizer of bitsandbytes cannot step.
+            FG972 if LoRA+ is asked for with an optimizer of several; FG708 if weights cannot be rounded at random, or
+            an optimizer of torchao cannot be used.
+        DistributedError: FG971 or FG708 if weights are sharded that an optimizer of bitsandbytes or torchao cannot
+            step.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -71,6 +73,12 @@ def make_optimizer(
         )
     if factory is None:
         return _prepared(_default_optimizer(model, args), named, args, groups)
+    if getattr(args, "bf16_stochastic_round", False):
+        raise TrainingError(
+            "bf16_stochastic_round is true, and an optimizer_factory makes the optimizer",
+            code="FG708",
+            hint="give bf16_stochastic_round: true to torchao.optim:AdamW8bit, or set optimizer_factory to null",
+        ).about("bf16_stochastic_round")
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
@@ -83,6 +91,7 @@ def make_optimizer(
             hint="give a callable that takes parameters, as !partial:torch.optim:AdamW",
         )
     _refuse_closure(optimizer)
+    optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)
 
@@ -152,6 +161,11 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     groups = decay_groups(model, args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
     trained = [one for group in groups for one in group["params"]]
+    if args.optim in low_bit_optim.NAMES or args.bf16_stochastic_round:
+        rounded = args.bf16_stochastic_round
+        return low_bit_optim.low_bit_optimizer(
+            args.optim, groups, lr=lr, betas=betas, eps=args.adam_epsilon, bf16_stochastic_round=rounded
+        )
     if args.optim == "adamw_torch_fused":
         # On a CPU, weights of several meshes keep the update of earlier releases.
         return torch.optim.AdamW(
@@ -348,5 +362,8 @@ def _adam_state(parameter: Tensor) -> dict[str, Any]:
 def _bytes_in_checkpoint(state: dict[str, Any], name: str) -> int:
     # Each tensor also has an entry in the header of its file, and its name in the index.
     return sum(
-        value.nbytes + 2 * len(name) + 160 if isinstance(value, Tensor) else len(name) + 40 for value in state.values()
+        sum(part.nbytes + 2 * len(name) + 160 for part in low_bit_optim.plain_parts(value))
+        if isinstance(value, Tensor)
+        else len(name) + 40
+        for value in state.values()
     )

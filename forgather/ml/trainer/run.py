@@ -139,7 +139,8 @@ class Run:
         self._rates: dict[str, float] = {}
         self._num_batches = data.num_batches or data.accumulation.num_micro_batches(session.state.max_steps)
         # `BadSteps` checks the norm of every step; `FiniteGuard` checks it only if a log line or clipping needs it.
-        self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
+        is_read = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
+        self.want_norm = is_read and not self.args.optimizer_in_backward
 
     @property
     def may_save(self) -> bool:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer_callback import TrainerCallback
 
 from forgather import launcher_env
-from forgather.errors import DistributedError
+from forgather.errors import DistributedError, TrainingError
 from forgather.interrupt import current_handler
 from forgather.ml.callbacks.profile import ProfileCallback
 from forgather.ml.checkpoint.storage import Storage
@@ -105,6 +106,33 @@ def warn_of_untried_batch(args: Any) -> None:
     if args.auto_find_batch_size:
         rows = args.per_device_train_batch_size
         _log.warning("auto_find_batch_size has no effect: only `fgcli train` tries batches, this run has %d rows", rows)
+
+
+_AROUND_THE_UPDATE = ("on_pre_optimizer_step", "on_optimizer_step")
+
+
+def refuse_gradient_readers(args: TrainingArguments, callbacks: Iterable[TrainerCallback]) -> None:
+    """Raises an error if weights are updated in the backward pass, and a callback of the user may read gradients.
+
+    Args:
+        args: the training arguments.
+        callbacks: the callbacks of the run.
+
+    Raises:
+        TrainingError: FG707 if a callback has an event that stands between the gradients and the update.
+    """
+    if not args.optimizer_in_backward:
+        return
+    for callback in callbacks:
+        for name in _AROUND_THE_UPDATE:
+            owner = next((one for one in type(callback).__mro__ if name in vars(one)), object)
+            if owner.__module__.partition(".")[0] not in ("forgather", "transformers", "builtins"):
+                raise TrainingError(
+                    f"optimizer_in_backward is true, and {type(callback).__name__} has {name}, when there would be no "
+                    "gradients",
+                    code="FG707",
+                    hint="act in on_step_end, or remove optimizer_in_backward",
+                ).about("args.optimizer_in_backward")
 
 
 class RunStart:

@@ -230,6 +230,7 @@ class Trainer(WithOwnLoss):
             stored_in=model_source.stored_in(source, adapter),
             initial_weights=model_source.initial_weights(args, source),
             model_key=functools.partial(model_source.model_key, source, args.seed, adapter),
+            updates_in_backward=args.optimizer_in_backward,
             is_resumed=functools.partial(resume.is_expected, request, output_dir) if waits else None,
             offload_activations=args.activation_offloading,
         )
@@ -319,6 +320,7 @@ class Trainer(WithOwnLoss):
         run_start.warn_of_untried_batch(args)
         warn_of_micro_batches(self.model, replicas=topology.dp_size, accumulation=accumulation)
         refuse_unused_hooks(self)
+        run_start.refuse_gradient_readers(args, session.dispatcher.callbacks)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))
         # The main process chose the folder alone; now all of them check that they see the same one.

@@ -42,6 +42,8 @@ PRECISIONS = {
 
 # Eleven tokens a chunk do not divide the tokens of any micro-batch.
 _CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 11}
+# Equal to updates after the backward pass bit for bit: see test_backward_update.py.
+_IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": 0.0}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 _OFFLOADED = {"settings": {"activation_offloading": True}, "moves": True, "as": ""}
 OPTIONS = {
@@ -147,6 +149,19 @@ OPTIONS = {
     },
     "counter": {"settings": {"initial_weights": "counter"}},
     "counter, LoRA": {"settings": {"initial_weights": "counter"}, "adapter": {"r": 4, "lora_alpha": 8}},
+    "in backward": {"settings": _IN_BACKWARD},
+    "in backward, recomputed": {"settings": {**_IN_BACKWARD, "gradient_checkpointing": True}, "as": "in backward"},
+    "in backward, chunked loss": {"settings": {**_IN_BACKWARD, **_CHUNKED}, "as": "in backward"},
+    "in backward, compiled": {"settings": {**_IN_BACKWARD, **_COMPILED}, "as": "in backward"},
+    "in backward, offloaded": {
+        **_OFFLOADED,
+        "settings": {**_IN_BACKWARD, "activation_offloading": True},
+        "as": "in backward",
+    },
+    "bf16, in backward": {"settings": {**_IN_BACKWARD, "bf16": True}},
+    "frozen at first, in backward": {
+        "settings": {**_IN_BACKWARD, "freeze": [{"pattern": "*embed_tokens|wte|layers.0|h.0", "until": 2}]}
+    },
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with.
@@ -335,7 +350,8 @@ class Recorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             self.losses.append(logs["loss"])
-            self.norms.append(logs["grad_norm"])
+            if "grad_norm" in logs:
+                self.norms.append(logs["grad_norm"])
             if "num_input_tokens_seen" in logs:
                 self.losses.append(logs["num_input_tokens_seen"])
         elif "eval_loss" in logs:
@@ -381,6 +397,7 @@ def train(cell, sabotage=None):
         with moved_to_host() if option.get("moves") else contextlib.nullcontext() as moved:
             trainer.train()
         assert moved is None or moved, "nothing was moved to the host"
+        assert len(recorder.norms) == (0 if args.optimizer_in_backward else trainer.state.global_step)
         return Curve(recorder.losses, recorder.norms, before, _whole(trainer))
 
 
@@ -431,4 +448,4 @@ def _norm(tensors):
 
 
 def _relative(expected, actual):
-    return max(abs(one - other) / abs(one) for one, other in zip(expected, actual, strict=True))
+    return max((abs(one - other) / abs(one) for one, other in zip(expected, actual, strict=True)), default=0.0)

@@ -113,6 +113,7 @@ _QUICK_OPTIONS = {
     ("more from step 2", "1F1B"),
     ("chunked loss", "FSDP2"),
     ("chunked loss", "1F1B"),
+    ("in backward", "HSDP"),
     ("offloaded", "FSDP2"),
     ("evaluated", "CP"),
 }
@@ -208,13 +209,24 @@ def _with_options():
         "counter, LoRA": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
         "PiSSA": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
     }
+    offload = _accel("FSDP2 offload", 2, fsdp="full_shard", fsdp_config={"cpu_offload": True})
+    of_option |= {
+        "in backward": [fsdp2, hybrid, sharded_context, offload],
+        "in backward, recomputed": [fsdp2, hybrid],
+        "in backward, chunked loss": [fsdp2],
+        "in backward, compiled": [fsdp2],
+        "in backward, offloaded": [fsdp2],
+        "bf16, in backward": [fsdp2, hybrid],
+        "frozen at first, in backward": [fsdp2],
+    }
     for option, kinds in of_option.items():
         for kind in kinds:
             in_double = not option.startswith(("bf16", "fp16", "PiSSA")) and kind not in (*zeros, partitioned)
             precision = "fp64" if in_double else "fp32 sgd"
             is_quick = option == "bf16, frozen stage, recomputed"
             is_quick |= (option, kind["strategy"]) in _QUICK_OPTIONS
-            yield Cell(**kind, accumulation=3, precision=precision, option=option, quick=is_quick)
+            accumulation = 1 if "in backward" in option else 3
+            yield Cell(**kind, accumulation=accumulation, precision=precision, option=option, quick=is_quick)
     # The gradient of a tied head is the sum of two, on two ranks or on one.
     tied = [(ddp, "gpt2"), (fsdp2, "gpt2"), (tensor, "tied llama"), (zeros[2], "gpt2")]
     for kind, model in [*tied, *((kind, "gpt2") for kind in pipelines.values())]:

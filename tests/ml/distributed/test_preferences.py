@@ -21,6 +21,7 @@ from tests.matrix import thinned
 from tests.ml.distributed.gang import RankFailed, import_engine, run_ranks
 from tests.ml.distributed.pipeline_runs import VOCAB, make_llama
 from tests.ml.fixtures import Recorder
+from tests.ml.moved_activations import moved_to_host
 from tests.patience import patience
 
 ROWS = 7
@@ -155,6 +156,24 @@ def test_a_strategy_gives_the_figures_of_one_process(alone, tmp_path, cell, kind
             # The figures of ZeRO are of single precision.
             precision = "difference in single precision" if limit > 1e-5 else "difference"
             record_property(precision, float((value.double() - weights[name].double()).abs().max()))
+
+
+def offloaded_figures(*args):
+    with moved_to_host() as moved:
+        found = figures(*args, activation_offloading=True)
+    assert moved
+    return found
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", LOSSES)
+def test_activations_on_the_host_change_no_figure(alone, tmp_path, kind):
+    folder, (expected, weights) = alone(kind)
+    found, own = offloaded_figures(tmp_path, folder, kind, None)
+    assert expected == found
+    assert all(torch.equal(value, weights[name]) for name, value in own.items())
+    for found, _ in run_ranks(2, offloaded_figures, tmp_path / "2", folder, kind, CELLS["FSDP2"][1], timeout=120):
+        assert found == pytest.approx(expected, rel=0, abs=1e-10)
 
 
 def test_another_setting_is_seen(alone, tmp_path):

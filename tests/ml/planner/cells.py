@@ -72,9 +72,11 @@ def pipeline(name, schedule, **args):
 
 SHARDED = {"fsdp": "full_shard"}
 CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 32}
+IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": 0.0, "per_device_train_batch_size": 1}
 QUICK = [
     Cell("single"),
     Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
+    Cell("in backward, recomputed", args={**IN_BACKWARD, "gradient_checkpointing": True}, layers=2),
 ]
 ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
 ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
@@ -126,6 +128,8 @@ FULL = [
     pipeline("interleaved zero bubble", "ScheduleInterleavedZeroBubble", stages_per_rank=2),
     pipeline("ZBV", "ScheduleZBVZeroBubble", stages_per_rank=2),
     pipeline("DualPipeV", "ScheduleDualPipeV", stages_per_rank=2),
+    Cell("single, in backward", args=IN_BACKWARD),
+    Cell("FSDP2, in backward", 2, "AccelTrainer", {**SHARDED, **IN_BACKWARD}, above=0.05),
     Cell("single, chunked loss", args=CHUNKED),
     Cell("single, bf16, chunked loss", args={**CHUNKED, "bf16": True}),
     Cell("FSDP2, chunked loss", 2, "AccelTrainer", {**SHARDED, **CHUNKED}, above=0.05),

@@ -37,7 +37,7 @@ from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, res
 from forgather.ml.strategy.gradients import GradientSums, clip_grads, grad_norm, share_of_squares, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights, make_unset_weights
 from forgather.ml.strategy.meta_model import drop_values
-from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
+from forgather.ml.strategy.model_strategy import ModelStrategy, to_device
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineModel
 from forgather.ml.strategy.pipeline.local_stages import (
@@ -62,6 +62,7 @@ from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
 from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
+from forgather.ml.strategy.topology import topology_of
 from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, PaddingBatch, Window
 

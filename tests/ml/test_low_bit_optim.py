@@ -1,0 +1,135 @@
+"""What runs with optimizers of torchao were recorded to do, and what is refused by name without torchao."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgather.errors import ForgatherError
+from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
+from forgather.ml.low_bit_optim import NAMES, adopted, is_quantized, plain_parts
+from tests.ml.fixtures import rows, tiny_llama
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "tests/ml/recorded/low_bit_optimizers.json").read_text())
+FIGURES = RECORD["figures"]
+# A difference of rounding in a gradient may select the next of 16 or 256 values of a state.
+LIMITS = {"adamw_torch_8bit": 1e-3, "adamw_torch_4bit": 2e-2}
+
+
+def test_the_record_has_both_optimizers_and_the_versions_that_are_tested():
+    assert list(NAMES) == list(FIGURES)
+    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M))
+    for name in ("torch", "transformers"):
+        assert pinned[name] == RECORD["versions"][name].partition("+")[0]
+
+
+@pytest.mark.parametrize("optim", NAMES)
+def test_one_process_has_the_bits_of_a_plain_loop_over_the_class_of_torchao(optim):
+    assert 0 == FIGURES[optim]["one process, from a plain loop"]
+    assert 0 == FIGURES[optim]["one process, updated in the backward pass"]
+
+
+@pytest.mark.parametrize("optim", NAMES)
+def test_two_processes_equal_one_and_every_layout_resumes_every_checkpoint(optim):
+    figures = FIGURES[optim]
+    layouts = ("one process", "DDP", "FSDP2")
+    for layout in layouts:
+        assert 0 == figures[f"{layout}, resumed from {layout}"]
+        for other in layouts:
+            assert figures[f"{other}, resumed from {layout}"] <= LIMITS[optim]
+    for name in ("DDP, from one process", "FSDP2, from one process", "FSDP2, updated in the backward pass"):
+        assert 0 < figures[name] <= LIMITS[optim]
+
+
+@pytest.mark.parametrize(("optim", "bits"), [("adamw_torch_8bit", 8), ("adamw_torch_4bit", 4)])
+def test_a_state_has_the_bytes_of_its_bits_and_scales_and_is_divided(optim, bits):
+    whole = FIGURES[optim]["one process, bytes of state"] / RECORD["trained values"]
+    # The vectors of the norms, a thousandth of the values, have states in float32.
+    assert whole == pytest.approx(2 * (bits / 8 + 4 / 256), rel=0.01)
+    assert FIGURES[optim]["FSDP2, bytes of state"] == pytest.approx(
+        FIGURES[optim]["one process, bytes of state"] / 2, rel=0.01
+    )
+
+
+def test_classes_that_a_config_names_are_saved_and_sharded_too():
+    for figures in RECORD["factories"].values():
+        assert 0 == figures["FSDP2, resumed"]
+        assert figures["FSDP2, from one process"] <= 1e-2
+    assert {"AdamWFp8", "Adam8bit"} == RECORD["factories"].keys()
+
+
+def test_random_rounding_keeps_updates_that_bfloat16_cannot_hold_and_resumes():
+    rounding = RECORD["rounding"]
+    assert 0 == rounding["kept, to nearest"]
+    assert 1 == pytest.approx(rounding["kept, at random"], abs=0.02)
+    resumed = {name: value for name, value in rounding.items() if name.endswith("resumed")}
+    assert 4 == len(resumed)
+    assert {0} == set(resumed.values())
+    assert ["FG708", "FG708"] == [rounding["DDP"], rounding["float32"]]
+
+
+def test_a_flag_on_the_device_leaves_out_a_step():
+    assert RECORD["left out by a flag"] is True
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "expected"),
+    [
+        ((64, 256), 256, True),
+        ((64, 128), 256, False),  # a block would end in the next row, which another process may have
+        ((8192,), 256, False),
+        ((8, 256), 256, False),  # as in bitsandbytes, small states are not worth it
+        ((2, 8, 512), 256, True),
+        ((64, 256), float("inf"), False),
+    ],
+)
+def test_a_state_is_quantized_by_the_shape_of_the_whole_weight(shape, block, expected):
+    assert expected == is_quantized(torch.Size(shape), block)
+    assert not is_quantized(torch.Size(()), block)
+
+
+LOW = {"optim": "adamw_torch_8bit"}
+ROUNDED = {"optim": "adamw_torch", "bf16_stochastic_round": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "word"),
+    [
+        (TrainingArguments, {"bf16_stochastic_round": True}, "does not round at random"),
+        (AccelTrainingArguments, {**LOW, "tensor_parallel_size": 2}, "sliced layers"),
+        (AccelTrainingArguments, {**LOW, "deepspeed": {"zero_optimization": {"stage": 2}}}, "under DeepSpeed"),
+        (AccelTrainingArguments, {**ROUNDED, "tensor_parallel_size": 2}, "sliced layers"),
+        (PipelineTrainingArguments, {**LOW, "split_spec": "auto"}, "stages of a pipeline"),
+    ],
+    ids=str,
+)
+def test_what_was_not_shown_is_refused(tmp_path, arguments, more, word):
+    with pytest.raises(ForgatherError, match=word) as caught:
+        arguments(str(tmp_path), **{"use_cpu": True, **more})
+    assert "FG708" == caught.value.code
+
+
+def test_a_factory_is_not_given_the_rounding_of_the_arguments(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, **ROUNDED)
+    trainer = Trainer(tiny_llama(), args, train_dataset=rows(8), optimizer_factory=torch.optim.AdamW)
+    with pytest.raises(ForgatherError, match="an optimizer_factory makes the optimizer") as caught:
+        trainer.train()
+    assert "FG708" == caught.value.code
+
+
+def test_an_optimizer_of_another_library_stays_as_it_is_and_one_that_holds_others_is_refused():
+    optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
+    assert adopted(optimizer) is optimizer
+    assert torch.optim.SGD is type(optimizer)
+    offloading = type("CPUOffloadOptimizer", (torch.optim.SGD,), {"__module__": "torchao.optim.cpu_offload"})
+    with pytest.raises(ForgatherError, match="no checkpoint here can hold") as caught:
+        adopted(offloading([torch.zeros(2)], lr=0.1))
+    assert "FG708" == caught.value.code
+
+
+def test_a_plain_tensor_is_its_own_part():
+    tensor = torch.zeros(2)
+    assert plain_parts(tensor) == [tensor]
