@@ -123,8 +123,9 @@ lint: $(TOOLS)
 
 # All benchmarks, and the figures of a step, which tests record. Writes the table of docs/performance.md.
 bench: $(TOOLS)
-	$(BIN)/python scripts/bench/run.py
 	rm -rf build/performance
+	mkdir -p build/performance
+	$(BIN)/python scripts/bench/run.py -o build/performance/bench.json
 	$(BIN)/python scripts/write_performance.py --pieces | while read name words; do \
 	  $(BIN)/python -m pytest $$words --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/performance/$$name.xml; \
 	done

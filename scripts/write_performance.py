@@ -1,18 +1,22 @@
 """Writes the table of docs/performance.md, what a step costs, and prints it.
 
-    python scripts/write_performance.py build/performance
+    python scripts/write_performance.py build/performance                 # as `make bench` does
+    python scripts/write_performance.py build/performance build/gpu.json  # with those of `gpu.py compare`
 
 Reads the reports that the tests of its rows wrote with `--full --all-cells --junitxml`; `make bench` runs all of it.
-With `--pieces`, it prints the name of each piece and the words for pytest. A failed test ends it with an error, and
-nothing is written. A row without a report is "not measured in this run"; rows that need a GPU are "not measured".
+It also reads `bench.json` there, the figures of `scripts/bench/run.py`. With `--pieces`, it prints the name of each
+piece and the words for pytest. A failed test ends it with an error, and nothing is written. A row without a report is
+"not measured in this run"; rows that need a GPU are "not measured".
 """
 
+import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.bench.gpu_compare import KIND, LOOPS, ratios  # noqa: E402
 from scripts.reports import Figure, Row, figures_table, passed, print_pieces, write  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -70,8 +74,8 @@ ROWS = (
     ),
 )
 PIECES = {"steps": " ".join(dict.fromkeys(test for row in ROWS for test in row.tests))}
-NOT_MEASURED = (
-    ("Python of a step beyond a plain loop of the same torch calls", "<= 0.15 ms CPU, 0.3 with metrics"),
+PYTHON = ("Python of a step beyond a plain loop of the same torch calls", "<= 0.15 ms CPU, 0.3 with metrics")
+ON_GPU = (
     (
         "124 M, 1B and 8B on one GPU, 2,048 and 8,192 tokens, packed and not: tokens/s beside transformers.Trainer",
         ">= 1.15x",
@@ -82,16 +86,54 @@ NOT_MEASURED = (
 )
 
 
-def table(cases):
-    """Returns the table for the test cases of all reports."""
-    return "\n".join(
-        [figures_table(ROWS, cases), *(f"| {what} | {reach} | not measured | | |" for what, reach in NOT_MEASURED)]
+def python_row(file):
+    """Returns the row of the Python of a step for the figures of the benchmarks."""
+    what, reach = PYTHON
+    rows = json.loads(file.read_text("utf-8")) if file.is_file() else []
+    own = {(row["strategy"], row["metrics"]): row for row in rows if "strategy" in row}
+    if not own:
+        return f"| {what} | {reach} | not measured | | |"
+    texts = [
+        f"{strategy} {row['value']:.2f}, {own[strategy, True]['value']:.2f} with metrics (by hand {row['by_hand']:.1f})"
+        for (strategy, has_metrics), row in own.items()
+        if not has_metrics
+    ]
+    load = max(row["load"] for row in own.values())
+    texts.append(f"{load:g} processes a core ran")
+    return f"| {what} | {reach} | {'; '.join(texts)} | {len(own)} | `scripts/bench/python_per_step.py` |"
+
+
+def gpu_rows(file):
+    """Yields the rows that need a GPU, for the figures of `scripts/bench/gpu.py compare`."""
+    figures = json.loads(file.read_text("utf-8")) if file and file.is_file() else {}
+    # Tiny models on the CPU only prove the script.
+    kinds = [kind for kind in figures if kind.startswith(KIND) and "CPU" not in kind]
+    found = figures[kinds[-1]] if kinds else {}
+    at_1b = [one.get("mfu") for name, one in found.items() if name.startswith("1B") and name.endswith(LOOPS[0])]
+    of_each = (
+        ratios(found, "transformers", "tokens_per_second"),
+        ratios(found, "plain", "tokens_per_second"),
+        [mfu for mfu in at_1b if mfu is not None],
+        ratios(found, "transformers", "peak_bytes"),
     )
+    for (what, reach), values in zip(ON_GPU, of_each, strict=True):
+        if not values:
+            yield f"| {what} | {reach} | not measured | | |"
+            continue
+        unit = "{:.0%}" if "MFU" in what else "{:.2f}x"
+        texts = " to ".join(dict.fromkeys(unit.format(value) for value in (min(values), max(values))))
+        device = kinds[-1].removeprefix(KIND)
+        yield f"| {what} | {reach} | {texts} on one {device} | {len(values)} | `scripts/bench/gpu.py compare` |"
 
 
-def main(folder=ROOT / "build" / "performance"):
-    """Writes the table for a folder of reports."""
-    write(PAGE, table(passed(folder)))
+def table(cases, bench=Path(), gpu=None):
+    """Returns the table for the test cases of all reports, and files with figures of benchmarks and of a GPU."""
+    return "\n".join([figures_table(ROWS, cases), python_row(bench), *gpu_rows(gpu)])
+
+
+def main(folder=ROOT / "build" / "performance", gpu=ROOT / "build" / "gpu.json"):
+    """Writes the table for a folder of reports, and the figures of a GPU if there are some."""
+    write(PAGE, table(passed(folder), Path(folder) / "bench.json", Path(gpu)))
 
 
 if __name__ == "__main__":

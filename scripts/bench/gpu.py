@@ -5,6 +5,7 @@
     python scripts/bench/gpu.py limit build/gpu.json              # on the same machine
     python scripts/bench/gpu.py check build/gpu.json              # on the same machine
     python scripts/bench/gpu.py reads build/gpu.json              # on the same machine
+    python scripts/bench/gpu.py compare build/gpu.json            # on the same machine; see gpu_compare.py
     python scripts/bench/gpu.py table build/gpu.json              # writes the tables of docs/planner_on_gpus.md
 
 All pieces add to one JSON file and skip what it already has, so that a piece that was cut off goes on. `--minutes`
@@ -37,8 +38,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
+import gpu_compare  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import nn  # noqa: E402
@@ -608,11 +610,13 @@ def write_page(text: str) -> None:
 def main() -> int:
     """Runs one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("plan", "measure", "limit", "check", "reads", "table"))
+    parser.add_argument("piece", choices=("plan", "measure", "limit", "check", "reads", "compare", "table"))
     parser.add_argument("figures", type=Path)
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--jobs", type=int, default=6, help="checks at a time")
     parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--seconds", type=float, default=240, help="the longest time of one cell of `compare`")
+    parser.add_argument("--tiny", action="store_true", help="`compare` trains tiny models on the CPU")
     options = parser.parse_args()
     figures = Figures(options.figures)
     chosen = [cell for cell in CELLS if options.only in cell.name]
@@ -629,6 +633,11 @@ def main() -> int:
     elif options.piece == "reads":
         kind = f"reads on {device_name()}"
         figures.run(kind, {one.name: functools.partial(reads, one) for one in chosen}, options.minutes)
+    elif options.piece == "compare":
+        name = "CPU, tiny" if options.tiny else device_name()
+        figures.add("facts", name, facts())
+        compared = gpu_compare.entries(tiny=options.tiny, only=options.only, seconds=options.seconds)
+        figures.run(f"{gpu_compare.KIND}{name}", dict(compared), options.minutes)
     elif options.piece == "check":
         kind = f"checked on {device_name()}"
         check(figures, kind, options.only, options.jobs)

@@ -12,7 +12,17 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ("cold", "warm", "insight", "step_overhead", "first_step", "launch", "parallel_step", "pipeline_idle")
+PARTS = (
+    "cold",
+    "warm",
+    "insight",
+    "step_overhead",
+    "python_per_step",
+    "first_step",
+    "launch",
+    "parallel_step",
+    "pipeline_idle",
+)
 LONG = ("plan_times",)
 """Parts of many minutes, which run where they are named."""
 

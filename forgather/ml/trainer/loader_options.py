@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 from transformers.data.data_collator import DataCollatorForSeq2Seq, DataCollatorWithPadding, default_data_collator
 
 from forgather.interrupt import leave_to_parent
@@ -79,7 +80,8 @@ def reading_draws_nothing(dataset: Any, collate: Any) -> bool:
 def _draws_nothing(collate: Any) -> bool:
     # It only leaves out columns that the model does not take.
     collate = collate.collate if type(collate) is KnownColumns else collate
-    return collate is default_data_collator or type(collate) in _DRAW_NOTHING or is_default_collate(collate)
+    is_known = collate in (default_data_collator, default_collate) or type(collate) in _DRAW_NOTHING
+    return is_known or is_default_collate(collate)
 
 
 def _stores_rows(dataset: Any) -> bool:
