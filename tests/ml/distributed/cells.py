@@ -113,6 +113,8 @@ _QUICK_OPTIONS = {
     ("more from step 2", "1F1B"),
     ("chunked loss", "FSDP2"),
     ("chunked loss", "1F1B"),
+    ("offloaded", "FSDP2"),
+    ("evaluated", "CP"),
 }
 
 
@@ -174,6 +176,13 @@ def _with_options():
         "chunked loss, LoRA": [ddp, fsdp2, *zeros, *pipelines.values()],
         "bf16, chunked loss": [*copies, autocast, *pipelines.values(), *sharded_stages],
         "fp16, chunked loss": [ddp, fsdp2, hybrid, both],
+        "offloaded": [*copies, *divided, sliced_context, *pipelines.values(), *sharded_stages],
+        "offloaded, recomputed": [*copies, context, pipelines["Schedule1F1B"], pipelines["ScheduleZBVZeroBubble"]],
+        "offloaded, compiled": [ddp, fsdp2, pipelines["Schedule1F1B"]],
+        "offloaded, chunked loss": [*copies, context, *pipelines.values()],
+        "offloaded, LoRA": [ddp, fsdp2, *pipelines.values()],
+        "bf16, offloaded": [*copies, autocast, pipelines["Schedule1F1B"]],
+        "half of the activations": [ddp, fsdp2, hybrid, pipelines["Schedule1F1B"]],
         "flattened": [*copies, *divided, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
@@ -188,6 +197,8 @@ def _with_options():
         "frozen by name": [*copies, *divided, *zeros, *whole_backward],
         "frozen at first": [*copies, *divided],
         "averaged": [*copies, *divided, *pipelines.values(), *sharded_stages],
+        "evaluated": [*divided, sliced_context],
+        "evaluated, chunked loss": divided,
         "averaged, LoRA": [ddp, fsdp2, pipelines["Schedule1F1B"]],
         "noise": [tensor],
         "LoRA, recomputed": [ddp, fsdp2, zeros[2], pipelines["Schedule1F1B"]],
