@@ -29,7 +29,7 @@ MARKS = {
 
 FIRST, LAST = (
     ("architecture", "config", "cli"),
-    ("codegen", "planner", "project", "projects", "signatures", "templatelib"),
+    ("codegen", "planner", "project", "projects", "signatures"),
 )
 """The folders whose tests run first, because they are fast and find most faults; and those that run last, because their
 files are short: two processes that take a file at a time then end at about the same time."""

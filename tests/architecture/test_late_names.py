@@ -4,6 +4,7 @@ No type checker sees these reads: they are how the configuration tower uses a mo
 """
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,8 @@ def _importers(tree):
 
 def reads(source):
     """Returns the (line, module, name) of each attribute of a module of Forgather that is imported late."""
+    if "import_module" not in source:
+        return []
     tree = ast.parse(source)
     constants, importers = _constants(tree), _importers(tree)
     found = []
@@ -81,11 +84,13 @@ def reads(source):
     return sorted(set(found))
 
 
-def _exists(module, name):
+@functools.cache
+def _names(module):
+    """Returns the names that the body of a module binds; none for a module that does not exist."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.exists():
-        return False
+        return frozenset()
     tree = ast.parse(file.read_text(encoding="utf-8"))
     words = {alias.asname or alias.name for node in tree.body for alias in getattr(node, "names", ())}
     words |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -96,7 +101,11 @@ def _exists(module, name):
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
-    return name in words
+    return frozenset(words)
+
+
+def _exists(module, name):
+    return name in _names(module)
 
 
 def test_names_of_modules_that_are_imported_late_exist():

@@ -231,6 +231,7 @@ def test_a_way_that_fails_when_it_is_verified_is_rejected_with_its_reason(bench,
     assert "ValueError: not with all blocks" in caught.value.hint
 
 
+@pytest.mark.matrix
 def test_a_fault_of_the_planner_itself_rejects_no_way(bench):
     stages = []
 

@@ -178,7 +178,7 @@ def rows_of(files):
     return merged
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.matrix), 3])
 def test_one_then_two_then_one_process_meet_the_rows_and_losses_of_one(tmp_path, accumulation, figure):
     def trains(folder, parts):
         met = []

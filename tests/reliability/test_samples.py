@@ -66,7 +66,7 @@ def test_each_row_is_met_once_an_epoch_with_the_same_draws_wherever_a_run_is_int
     figure("R5", f"{len(cases)} interrupted readers: each row once an epoch, with the same draws")
 
 
-@pytest.mark.parametrize("kind", ["map", "iterable"])
+@pytest.mark.parametrize("kind", ["map", pytest.param("iterable", marks=pytest.mark.matrix)])
 def test_workers_that_live_on_meet_each_epoch_as_new_ones_do(kind):
     one, other = (list(reader(kind, 2, 1, dataloader_persistent_workers=lives).updates(2)) for lives in (True, False))
     assert one == other
@@ -120,7 +120,7 @@ def test_a_wrong_position_and_other_random_states_are_found():
     assert numbers(whole) == numbers(met + list(reader("map", 0, 1).go_to((text, states)).updates(EPOCHS)))
 
 
-@pytest.mark.parametrize("of", [2, 3])
+@pytest.mark.parametrize("of", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_replicas_of_a_shuffled_stream_meet_each_row_once(of):
     whole = numbers(Reader(Shuffled(ROWS), batch_size=6).updates(2))
     for workers in (0, 2):

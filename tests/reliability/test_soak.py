@@ -119,6 +119,7 @@ def _until_power_is_gone(folder, steps, at):
 MOMENTS = ("killed", "killed_at_an_operation", "refused", "signaled", "damaged", "removed", "without_power")
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_a_bad_week(full, figure, tmp_path):
     steps, count, commands = (FULL_STEPS, FULL, COMMANDS) if full else (QUICK_STEPS, QUICK, 0)

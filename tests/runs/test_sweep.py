@@ -388,6 +388,7 @@ def test_an_option_that_the_config_declares_is_not_dropped_when_a_sweep_goes_on(
         assert f"error[FG569]: this sweep was started with {said}\n" in capsys.readouterr().err
 
 
+@pytest.mark.matrix
 def test_a_dry_run_of_a_sweep_that_goes_on_says_what_is_left_and_runs_nothing(work, capsys):
     folder = work()
     random = ["--method", "random", "--grid", "main.x=1,2,3,4,5,6,7", "--trials", "2"]
