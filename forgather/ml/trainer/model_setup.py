@@ -189,7 +189,7 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
             compiled as a whole.
 
     Raises:
-        TrainingError: FG823 if torch has no backend of this name.
+        TrainingError: FG823 if torch has no backend of this name, or its inductor no such mode.
     """
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise TrainingError(
@@ -197,6 +197,12 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
         )
+    if mode is not None and backend == "inductor" and mode not in torch._inductor.list_mode_options():
+        raise TrainingError(
+            f"torch_compile_mode is {mode!r}",
+            code="FG823",
+            hint="one of: " + ", ".join(sorted(torch._inductor.list_mode_options())),
+        ).about("args.torch_compile_mode")
     for unit in (repeated_blocks(model) if by_blocks else ()) or [model]:
         # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
         unit.compile(backend=backend, mode=mode)
