@@ -44,6 +44,8 @@ def layout_text(found: dict[str, Any]) -> str:
         ("model", f"{_count(found['parameters'])} parameters"),
         ("update", f"{found['rows_per_update']} row{'' if found['rows_per_update'] == 1 else 's'}"),
     ]
+    if found["initial_weights"]:
+        rows.append(("weights", found["initial_weights"]))
     lines = [f"{label:<10}  {value}" for label, value in rows]
     lines += [
         "",

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from forgather.errors import TrainingError
+from forgather.ml.activation_offloading import saved_on_host
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Costly to recompute, unlike the elementwise operations between them.
@@ -151,8 +151,7 @@ class Recomputation:
 
 
 def _kept_on_host(recomputing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Without an accelerator torch refuses to pin memory.
-    with save_on_cpu(pin_memory=torch.accelerator.is_available()):
+    with saved_on_host():
         return recomputing(*args, **kwargs)
 
 

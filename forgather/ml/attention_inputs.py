@@ -9,7 +9,8 @@ transformers' own code makes the same masks as before:
 * A batch of one document a row without padding has no mask under sdpa, in eager mode and compiled.
 * A mask that is all ones is not passed to the model.
 * Packed and padded rows have the mask that transformers makes for them. With `attn_implementation: varlen`, packed rows
-  have no mask: the attention is given the borders of the documents (see `varlen_attention`).
+  have no mask: the attention is given the borders of the documents (see `varlen_attention`). So are the flash
+  attentions of transformers, which would read positions from the device otherwise, and those of single rows only.
 
 `AttentionInputs.left_alone` is the reason why a model keeps transformers' own detection, or None. The answer "no
 position restarts" would let tokens see other documents if a model chose positions by itself, and models may read more
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, masking_utils
 
 from forgather.ml.documents import Documents, why_mixed
-from forgather.ml.varlen_attention import VARLEN, expecting_borders
+from forgather.ml.varlen_attention import FLASH, VARLEN, expecting_borders
 
 _MASKS = ("attention_mask", "decoder_attention_mask")
 _TABLE = Path(__file__).parent / "attention_models.json"
@@ -74,7 +75,8 @@ class AttentionInputs:
 
     def __init__(self, model: nn.Module) -> None:
         self.left_alone = why_left_alone(model)
-        self._takes_borders = self.left_alone is None and _takes_borders(model)
+        self.takes_borders = self.left_alone is None and _takes_borders(model)
+        """Whether the attention of packed rows is given the borders of their documents."""
         if self.left_alone is None:
             _replace_detection()
 
@@ -86,7 +88,7 @@ class AttentionInputs:
         """
         if documents is None or self.left_alone is not None:
             return _NOTHING_TO_DO
-        takes_borders = self._takes_borders and documents.are_packed
+        takes_borders = self.takes_borders and documents.are_packed
         return _answering(documents.are_packed, documents.are_padded, takes_borders=takes_borders)
 
     def completed(self, inputs: Mapping[str, Any], documents: Documents | None) -> Mapping[str, Any]:
@@ -100,7 +102,7 @@ class AttentionInputs:
             return inputs
         if documents.are_packed:
             # Next to a mask, transformers ignores positions. Models that were to mix documents must go on to do so.
-            return {**inputs, **_borders(inputs, documents)} if self._takes_borders else inputs
+            return {**inputs, **_borders(inputs, documents)} if self.takes_borders else inputs
         if documents.are_padded is not False:
             return inputs
         return {name: value for name, value in inputs.items() if name not in _MASKS or not _is_padding_mask(value)}
@@ -109,7 +111,9 @@ class AttentionInputs:
 def _takes_borders(model: nn.Module) -> bool:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     # Models for flash attention pass keywords and sliding windows on to their attention.
-    is_varlen = all(part.config._attn_implementation == VARLEN and part._supports_flash_attn for part in parts)
+    is_varlen = all(
+        part.config._attn_implementation in (VARLEN, *FLASH) and part._supports_flash_attn for part in parts
+    )
     return is_varlen and why_mixed(model) is None
 
 

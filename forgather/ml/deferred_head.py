@@ -23,6 +23,7 @@ from torch._dynamo import OptimizedModule
 from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
 
+from forgather.ml.activation_offloading import saved_on_device
 from forgather.ml.loss_terms import UNCHANGED, LogitMap
 from forgather.ml.model_class import class_name
 from forgather.ml.vocabulary_slice import VocabularySlice, like_output, local_head, why_not_sliced
@@ -131,7 +132,8 @@ class DeferredHead:
             if found.total is not None:
                 raise RuntimeError(f"{type(head).__name__}, the head of the model, was called twice in a forward pass")
             hidden, weight, bias, words = local_head(hidden_BTD, head.weight, head.bias)
-            total = loss(hidden.reshape(-1, hidden.shape[-1]), weight, bias, words)
+            with saved_on_device():
+                total = loss(hidden.reshape(-1, hidden.shape[-1]), weight, bias, words)
             shape = torch.Size((*hidden.shape[:-1], 1))
             found.total, zeros = _Joined.apply(total, shape, hidden.dtype)  # type: ignore[no-untyped-call]
             return like_output(hidden_BTD, zeros)

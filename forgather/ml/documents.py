@@ -121,6 +121,16 @@ class Documents:
         """
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
+    @property
+    def num_pairs(self) -> int:
+        """The number of pairs of tokens in the same document, each with itself included, in both orders.
+
+        A causal attention to documents needs the scores of half of them.
+        """
+        if not self.are_packed:
+            return self.rows * self.row_length**2
+        return int(self.lengths.square().sum())
+
     @functools.cached_property
     def packed_rows(self) -> tuple[bool, ...]:
         """For each row whether it has several documents."""

@@ -28,8 +28,9 @@ from forgather.ml.model_inputs import inputs_of
 from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import axes_of
+from forgather.ml.strategy.initial_room import lack_of_room
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
-from forgather.ml.strategy.meta_model import meta_model
+from forgather.ml.strategy.meta_model import meta_model, tensors_of
 from forgather.ml.strategy.pipeline.microbatch_split import part_of
 from forgather.ml.trainer.trainer import Trainer
 
@@ -71,6 +72,8 @@ class DryRun:
         step: the shapes in one micro-batch of one data-parallel rank: the inputs, the hidden states after each block,
             and the output.
         step_problem: the reason why some of these shapes are missing. None if no shape is missing.
+        initial_weights: what this machine lacks to make the initial weights in one process, and what to set. None if
+            it lacks nothing, or if no process makes the whole model.
     """
 
     world_size: int
@@ -81,6 +84,7 @@ class DryRun:
     holdings: tuple[Holding, ...]
     step: Mapping[str, str]
     step_problem: str | None = None
+    initial_weights: str | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Returns the dry run as a dict."""
@@ -134,16 +138,26 @@ def dry_run(
     args = trainer.args
     accumulated = args.accumulation.at(epoch=0, step=0)
     rows = args.per_device_train_batch_size * accumulated * layout.data_parallel_size
+    model = meta_model(recipes[0].make_model)
     return DryRun(
         world_size=world_size,
         strategy=type(trainer.strategy).__name__,
         mesh=axes_of(trainer.strategy),
-        parameters=_count(meta_model(recipes[0].make_model)),
+        parameters=_count(model),
         rows_per_update=rows,
         holdings=tuple(holdings),
         step=step,
         step_problem=problem,
+        initial_weights=_lack_of_room(trainer.strategy, recipes[0], model),
     ).as_data()
+
+
+def _lack_of_room(strategy: Strategy, recipe: Recipe, model: nn.Module) -> str | None:
+    # Other strategies have the whole model on each process anyway; a loaded model has no weights to compute.
+    makes_whole = strategy.builds_on_meta and recipe.initial_weights == "sequential" and recipe.model_is_made_anew
+    if not makes_whole or recipe.stored_in is not None:
+        return None
+    return lack_of_room(sum({id(tensor): tensor.nbytes for *_, tensor in tensors_of(model)}.values()))
 
 
 def _refuse_other_object(main: object) -> None:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
+from forgather.ml.activation_offloading import saved_on_device
 from forgather.ml.label_kind import LabelKind, kind_of_labels
 from forgather.ml.loss_kernels import SETTING
 from forgather.ml.loss_path import LOGITS, LossPath, PathSettings
@@ -484,7 +485,8 @@ class CausalTokenLoss(BaseLossRule):
             total, output = self.path.total(lambda: self._inputs.call(model, batch), targets_BT)
         if total is None:
             output = self._inputs.call(model, batch) if output is None else output
-            total = self._total_of_logits(at_least_float32(flat_logits(logits_of(output))), targets_BT.reshape(-1))
+            with saved_on_device():
+                total = self._total_of_logits(at_least_float32(flat_logits(logits_of(output))), targets_BT.reshape(-1))
         return self._with_auxiliary(total, output, lambda: count_valid(targets_BT, batch))
 
     def _total_of_logits(self, logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 # Metrics that differ between two equal runs.
 _OF_THE_MACHINE = re.compile(
-    r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^(mfu|recompilations|data_wait_share)$"
+    r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^(mfu|recompilations|data_wait_share|communication_share)$"
 )
 _CHUNK_BYTES = 1 << 16
 _LONGEST_NUMBER = 300

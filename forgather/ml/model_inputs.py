@@ -98,11 +98,11 @@ class ModelInputs:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._mixed = why_mixed(model)
-        self._reads_masks = builds_masks(model)
         # Without a mask, models of transformers read document boundaries from positions; others may not.
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
         self._attention = AttentionInputs(model)
+        self._keeps_rows_apart = self._attention.takes_borders or builds_masks(model)
         self._max_positions = max_positions(model)
 
     def prepared(self, batch: Any) -> Any:
@@ -134,7 +134,7 @@ class ModelInputs:
         # On the host, before the batch is moved: finding the boundaries on a device would wait for it.
         documents = Documents(positions_BT, (main.shape[0], main.shape[1]), padded_rows=padded_rows(batch))
         # Read here, so that no step has to: the answer is kept.
-        if documents.are_packed and (self._mixed is not None or not self._reads_masks):
+        if documents.are_packed and (self._mixed is not None or not self._keeps_rows_apart):
             self._check_documents(documents)
         if self._max_positions is not None and main.shape[1] > self._max_positions:
             self._warn_of_long_rows(documents, mask_BT, self._max_positions)

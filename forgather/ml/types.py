@@ -58,6 +58,7 @@ class Window:
         num_tokens: the number of input tokens, or of rows if the inputs are not token ids.
         num_rows: the number of rows.
         num_unpadded: the number of input tokens that are no padding.
+        num_pairs: the number of pairs of tokens in the same document, in both orders; 0 if documents are not known.
         is_last: whether this rank has no further row in the epoch. Only the windows of virtual streams say so; they go
             on with padding until the last rank has no further row.
         is_full: whether this rank has a row in each place of the micro-batches.
@@ -73,6 +74,7 @@ class Window:
     num_tokens: int
     num_rows: int
     num_unpadded: int = 0
+    num_pairs: int = 0
     is_last: bool = False
     is_full: bool = True
     counts: Any = None

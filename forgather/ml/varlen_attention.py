@@ -4,6 +4,9 @@
 a batch (`cu_seq_lens_q`), and each document attends to itself alone. A batch without borders is computed as by `sdpa`,
 with the masks of `sdpa`.
 
+The flash attentions of transformers take the same borders. `FLASH` are their names; within `expecting_borders` they
+refuse to compute without borders, which would let tokens see other documents.
+
 On a GPU, in bfloat16 or float16 and without dropout, it calls `torch.nn.attention.varlen.varlen_attn` (not measured:
 no GPU has run it). Otherwise it calls the attention of `sdpa` for one document after the other, which is exact on any
 device, and slow for many short documents.
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -29,6 +33,8 @@ from forgather.errors import TrainingError
 
 VARLEN = "varlen"
 """The name of the attention implementation."""
+FLASH = tuple(f"flash_attention_{number}" for number in (2, 3, 4))
+"""The names of the attention implementations of transformers that take borders."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -96,19 +102,48 @@ def varlen_attention(
     """
     options = {"dropout": dropout, "scaling": scaling, **keywords}
     if cu_seq_lens_q is None or max_length_q is None:
-        if _expected.borders:
-            raise TrainingError(
-                f"the rows hold several documents, and the model does not pass their borders (cu_seq_lens_q) on to "
-                f"{type(module).__name__}",
-                code="FG714",
-                hint="set attn_implementation: sdpa",
-            )
+        _refuse_without_borders(module)
         found: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
         return found, None
     window = sliding_window if sliding_window is not None and sliding_window < max_length_q else None
     if query.is_cuda and query.dtype in _HALF and not dropout and _is_plain(module, keywords):
         return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window), None
     return _document_by_document(module, (query, key, value), cu_seq_lens_q, window, options), None
+
+
+def _refuse_without_borders(module: nn.Module) -> None:
+    if _expected.borders:
+        raise TrainingError(
+            f"the rows hold several documents, and the model does not pass their borders (cu_seq_lens_q) on to "
+            f"{type(module).__name__}",
+            code="FG714",
+            hint="set attn_implementation: sdpa",
+        )
+
+
+def flash_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
+) -> tuple[Tensor, None]:
+    """Returns what the flash attention of transformers returns, if it is given the borders that are expected.
+
+    Args:
+        module: the attention layer, whose configuration names the library.
+        query: one query for each position and head.
+        key: the keys, of as many heads or fewer.
+        value: the values.
+        attention_mask: the places that are no padding; None if there is none.
+        **keywords: further arguments of transformers' function.
+
+    Shapes:
+        query: (B, H, T, K). key, value: (B, G, T, K). attention_mask: (B, T). Returns (B, T, H, K) and None.
+
+    Raises:
+        TrainingError: FG714 if the model does not pass the borders on to its attention.
+    """
+    if keywords.get("cu_seq_lens_q") is None:
+        _refuse_without_borders(module)
+    found: tuple[Tensor, None] = flash_attention_forward(module, query, key, value, attention_mask, **keywords)
+    return found
 
 
 def _by_kernel(
@@ -177,3 +212,6 @@ def _window_mask(query: Tensor, window: int | None) -> Tensor | None:
 
 AttentionInterface.register(VARLEN, varlen_attention)
 AttentionMaskInterface.register(VARLEN, _mask)
+for _name in FLASH:
+    if AttentionInterface._global_mapping.get(_name) is flash_attention_forward:
+        AttentionInterface.register(_name, flash_attention)

@@ -44,6 +44,8 @@ class StepTime:
         seconds: the time of an optimizer step.
         rows: the time of each kind of work on the slowest rank; communication as far as nothing hides it.
         model_flops: the FLOPs of a step on all devices, see `RunWork.model_flops`.
+        document_flops: those of them that grow with the length of documents, see `RunWork.document_flops`.
+        document_length: the length for which they were counted, see `RunWork.document_length`.
         executed_flops: the FLOPs that all devices execute, see `RunWork.executed_flops`.
         mfu: the model FLOPs utilization, as a share of `peak_flops`.
         peak_flops: the dense peak rate of one device for the dtype of most operations.
@@ -59,6 +61,8 @@ class StepTime:
     peak_flops: float
     tokens_per_second: Range
     assumptions: tuple[str, ...] = field(default=())
+    document_flops: int = 0
+    document_length: float | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Returns the values as plain data."""
@@ -121,6 +125,8 @@ def step_time(work: RunWork, hardware: Hardware, efficiency: Efficiency, *, simu
         peak_flops=peak,
         tokens_per_second=seconds.under(tokens),
         assumptions=_assumptions(work, hardware, efficiency, dtype),
+        document_flops=work.document_flops,
+        document_length=work.document_length,
     )
 
 

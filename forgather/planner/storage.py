@@ -27,9 +27,7 @@ def host_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...
     """
     settings = plan["settings"]
     rows = [
-        _exact(
-            "weights while they are made or read", plan["model_bytes"], "one process of a machine holds the whole model"
-        ),
+        _first_weights(plan, processes),
         *_saved_rows(plan),
         *offloaded_rows(plan, processes=processes),
         Overhead(
@@ -49,6 +47,15 @@ def host_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...
         part = stored * processes // plan["world_size"]
         rows.append(_exact("copies for async_save", part, "the part of a checkpoint that the machine writes"))
     return tuple(rows)
+
+
+def _first_weights(plan: Mapping[str, Any], processes: int) -> Overhead:
+    name = "weights while they are made or read"
+    if plan["settings"].get("initial_weights") != "counter":
+        return _exact(name, plan["model_bytes"], "one process of a machine holds the whole model")
+    part = plan["model_bytes"] * processes // plan["world_size"]
+    basis = "initial_weights: counter, so each process fills its part, one weight after the other"
+    return Overhead(name=name, least=0, most=part, basis=basis)
 
 
 def _saved_rows(plan: Mapping[str, Any]) -> list[Overhead]:

@@ -27,6 +27,8 @@ class Operation(NamedTuple):
         dtype: the dtype of its first tensor, such as "bfloat16".
         flops: the floating-point operations of one call.
         num_bytes: the bytes that one call reads and writes.
+        num_keys: of a causal or masked attention, the number of keys for each query that its FLOPs count: half of all
+            keys if it is causal, all of them if it is given a mask. 0 for any other operator.
     """
 
     phase: str
@@ -34,6 +36,7 @@ class Operation(NamedTuple):
     dtype: str
     flops: int
     num_bytes: int
+    num_keys: float = 0.0
 
     @property
     def is_attention(self) -> bool:
@@ -96,6 +99,11 @@ class RunWork:
         micro_batches: the number of micro-batches that one run of the schedule passes through the pipeline.
         schedule_runs: the number of runs of the schedule in an optimizer step, or the mean.
         ranks: the work of all ranks.
+        document_length: of a causal language model, the length of the document of a token, as a mean over the tokens;
+            a row that is not packed is one document. None if it is unknown.
+
+    Units:
+        document_length: tokens.
     """
 
     world_size: int
@@ -107,16 +115,45 @@ class RunWork:
     micro_batches: int
     schedule_runs: float
     ranks: tuple[RankWork, ...]
+    document_length: float | None = None
 
     @property
     def model_flops(self) -> int:
         """The FLOPs of the forward and the backward pass on all ranks, without anything that is computed twice.
 
-        Matrix products, convolutions and attention count. Of a causal attention, half of the scores count; an attention
-        that is given a mask, or that has dropout, counts in full, as it is computed. In its backward pass, a fused
-        attention computes the scores again: one of its five products is left out.
+        Matrix products, convolutions and attention count. Of a causal attention, half of the scores count. Of packed
+        rows, the scores inside of documents count, whatever attention computes. An attention that is given another mask
+        counts in full, as it is computed. In its backward pass, a fused attention computes the scores again: one of its
+        five products is left out.
         """
-        return round(sum(_model_flops(one.operations) * one.num_ranks for one in self.ranks))
+        return round(sum(self._model_flops(one.operations) * one.num_ranks for one in self.ranks))
+
+    @property
+    def document_flops(self) -> int:
+        """Those of `model_flops` that grow with the length of documents, in proportion: causal and masked attention.
+
+        0 without a `document_length`.
+        """
+        if self.document_length is None:
+            return 0
+        found = (
+            self._model_flops({key: count for key, count in one.operations.items() if key.num_keys}) * one.num_ranks
+            for one in self.ranks
+        )
+        return round(sum(found))
+
+    def _model_flops(self, operations: Mapping[Operation, float]) -> float:
+        total: float = 0
+        for operation, count in operations.items():
+            if operation.phase not in ("forward", "backward"):
+                continue
+            again = operation.is_attention and operation.name.endswith("_backward")
+            flops: float = operation.flops * 4 // 5 if again else operation.flops
+            if operation.num_keys and self.document_length is not None:
+                # A token sees half of its document in the mean.
+                flops *= self.document_length / 2 / operation.num_keys
+            total += count * flops
+        return total
 
     @property
     def executed_flops(self) -> int:
@@ -128,15 +165,6 @@ class RunWork:
             if operation.phase != "evaluation"
         )
         return round(sum(found))
-
-
-def _model_flops(operations: Mapping[Operation, float]) -> float:
-    total: float = 0
-    for operation, count in operations.items():
-        if operation.phase in ("forward", "backward"):
-            again = operation.is_attention and operation.name.endswith("_backward")
-            total += count * (operation.flops * 4 // 5 if again else operation.flops)
-    return total
 
 
 def work_on_line(

@@ -193,7 +193,7 @@ processes:
     distributed.host_tree
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.communication distributed.launcher distributed.watchdog log
-    alert_command system_stats
+    distributed.exposed_communication alert_command system_stats
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
@@ -219,7 +219,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    varlen_attention vocabulary
+    activation_budget activation_offloading varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction models name_patterns optim
     attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
@@ -261,14 +261,15 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
-    strategy.counter_draws
+    strategy.base strategy.ddp_buckets strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.meta_model strategy.optimizer_step
+    strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.context_parallel strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_config strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.fsdp_units strategy.pipeline.schedules strategy.registry strategy.state
     strategy.counter_weights strategy.stored_weights
+    strategy.unset_weights
     strategy.initial_weights strategy.pipeline.split
     strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages
@@ -291,7 +292,8 @@ trainers:
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
-    trainer.adapter_export trainer.checkpoint_writer trainer.model_export
+    trainer.adapter_export trainer.model_export trainer.staging
+    trainer.checkpoint_writer
     trainer.control_requests trainer.resume trainer.save_policy trainer.transformers_reader
     trainer.transformers_resume
     trainer.run trainer.run_start
@@ -322,7 +324,7 @@ planner:
     planner.rank_recorder
     planner.masked_parts planner.stage_passes
     planner.pass_shape
-    planner.offload planner.trace_result
+    planner.host_activations planner.offload planner.trace_result
     planner.saving_rows
     planner.rank_trace planner.batch_trial
     planner.deep_trace

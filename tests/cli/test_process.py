@@ -179,6 +179,7 @@ def test_a_process_that_was_not_told_where_the_others_are_says_so(bench):
     assert done.stderr.startswith("error[FG706]: rank 0 of 2 cannot find the others")
 
 
+@pytest.mark.matrix
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(bench):
     words = [sys.executable, "-m", "forgather", "-t", "talks", "train"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

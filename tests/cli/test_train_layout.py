@@ -33,6 +33,7 @@ FOUND = {
     ],
     "step": {"input_ids": "(2, 16) int64", "output": "(2, 16, 64) float32"},
     "step_problem": None,
+    "initial_weights": None,
 }
 
 
@@ -53,6 +54,7 @@ one micro-batch of one replica
 def test_a_layout_is_a_table():
     assert TABLE == layout_text(FOUND)
     assert layout_text({**FOUND, "step_problem": "it looks at values"}).endswith("it looks at values")
+    assert "\nweights     set another\n" in layout_text({**FOUND, "initial_weights": "set another"})
 
 
 @pytest.fixture

@@ -10,8 +10,22 @@ from tests.docs.lessons import Command, follow, steps
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "how-to").glob("*.md"))
 SCREEN_LINES = 60
-SLOW = ("calibrate", "chat", "control", "doctor", "export", "plan", "runs", "talk")
-"""The pages whose commands take more than five seconds of CPU time."""
+SLOW = (
+    *(
+        "adapters",
+        "calibrate",
+        "chat",
+        "classify",
+        "compare",
+        "control",
+        "doctor",
+        "export",
+        "metrics",
+        "model_and_loss",
+    ),
+    *("monitors", "plan", "resume_and_export", "runs", "streaming", "talk", "trackers", "watch"),
+)
+"""The pages whose commands take more than two seconds of CPU time."""
 PREPARATION = ("fgcli new ", "cd ", "python make_text.py", "rm ")
 
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -159,6 +159,7 @@ def test_a_data_file_that_is_missing_is_reported_once_with_its_place(bench, caps
     assert ["error[FG830]"] == re.findall(r"(.*): 'nowhere.jsonl' matches", capsys.readouterr().err)
 
 
+@pytest.mark.matrix
 def test_one_of_two_processes_that_fails_during_construction_leaves_no_folder(bench):
     text = "meta: {nproc_per_node: 2, output_dir: out}\nmain: !singleton:toy.py:fail_on_rank_1 [!var run_dir ]\n"
     config = bench / "templates/configs/a.yaml"

@@ -100,6 +100,7 @@ def test_one_process_that_fails_ends_all_and_is_named(bench, how, rank, status, 
         assert re.search(r"crashed at File .*toy.py\", line 16 in fail", done.stderr), done.stderr
 
 
+@pytest.mark.matrix
 def test_a_process_that_hangs_is_found_explained_and_ended(bench):
     done, seconds = failed(bench, "hang", 1)
 

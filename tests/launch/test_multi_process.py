@@ -101,6 +101,7 @@ def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
     assert done.stderr.endswith("loss file   identical bytes, 2 lines\n")
 
 
+@pytest.mark.matrix
 def test_torchrun_is_in_charge_where_it_started_the_processes(bench):
     words = ["--standalone", "--nproc-per-node", "2", str(ROOT / "scripts" / "train_script.py"), "a"]
     done = subprocess.run(

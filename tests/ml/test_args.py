@@ -78,6 +78,8 @@ def test_every_default_is_that_of_transformers():
         "fp8_exclude",
         "fp8_emulate",
         "z_loss_coefficient",
+        "activation_offloading",
+        "activation_memory_budget",
         "linear_cross_entropy",
         "linear_cross_entropy_chunk_size",
     }

@@ -1,10 +1,12 @@
 """A checkpoint that is written beside the run is the one of its step, and its failure is the run's."""
 
 import errno
+import functools
 import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.checkpoint import LocalStorage, list_checkpoints, verify
 from forgather.ml.checkpoint.manifest import MANIFEST
 from forgather.ml.distributed import collectives
-from forgather.ml.trainer.checkpoint_writer import Staging
 from forgather.ml.trainer.snapshot import Snapshot
+from forgather.ml.trainer.staging import Staging
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import rows, tiny_llama
 from tests.patience import patience
@@ -178,6 +180,63 @@ def test_the_memory_of_copies_is_used_again():
     assert torch.equal(weight, second.tensors["a"]["w"])
     other = staging.copy(Snapshot(step=2, tensors={"b": {"w": weight[:2]}}, texts={}))
     assert torch.equal(weight[:2], other.tensors["b"]["w"])
+
+
+class Stream:
+    """A stream of the CPU, which records what it is asked to do; a copy is done when it is asked for."""
+
+    calls = []
+
+    def __init__(self, device=None, name="side"):
+        self.name = name
+
+    def __enter__(self):
+        self.calls.append(f"in {self.name}")
+
+    def __exit__(self, *error):
+        self.calls.append(f"out of {self.name}")
+
+    def wait_stream(self, other):
+        self.calls.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self):
+        self.calls.append("event")
+        return SimpleNamespace(synchronize=lambda: self.calls.append("the host waits"))
+
+    def wait_event(self, event):
+        self.calls.append(f"{self.name} waits for the event")
+
+
+def test_an_accelerator_copies_into_one_buffer_while_the_host_goes_on(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: stream.calls.append("kept"))
+    current = functools.partial(Stream, name="model")
+    streams = SimpleNamespace(Stream=Stream, accelerator=SimpleNamespace(current_stream=current))
+    staging = Staging(streams=streams, host_types=())
+    given = {
+        "w": torch.randn(8, 3).T,
+        "steps": torch.tensor(7.0),
+        "none": torch.empty(0, 4),
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.randn(5).bfloat16(),
+        "number": torch.arange(3),
+    }
+    copy = staging.copy(Snapshot(step=1, tensors={"a": given, "b": {}}, texts={})).tensors
+    assert ["a", "b"] == list(copy)
+    order = ["side waits for model", "in side", *["kept"] * 6, "event", "out of side", "model waits for the event"]
+    assert order == Stream.calls
+    staging.wait()
+    staging.wait()
+    assert [*order, "the host waits"] == Stream.calls
+    assert given.keys() == copy["a"].keys()
+    for name, tensor in given.items():
+        found = copy["a"][name]
+        assert torch.equal(tensor, found)
+        assert (tensor.dtype, tensor.shape) == (found.dtype, found.shape)
+    places = {one.untyped_storage().data_ptr() for one in copy["a"].values()}
+    assert 1 == len(places)
+    again = staging.copy(Snapshot(step=2, tensors={"a": {"w": given["w"] + 1}}, texts={})).tensors["a"]["w"]
+    assert places == {again.untyped_storage().data_ptr()}
+    assert torch.equal(given["w"] + 1, again)
 
 
 def _talks_on_both_channels():

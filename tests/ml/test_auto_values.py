@@ -83,6 +83,7 @@ def recorded(folder):
     return [int(found[1]) for text in texts for found in re.finditer(rf'path: "{ROWS}"\n  value: "(\d+)"', text)]
 
 
+@pytest.mark.matrix
 def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, capsys):
     assert 1 == main(["-t", "unlimited", "train"])
     assert "device_memory: 22GB in meta, or --memory 22GB" in capsys.readouterr().err
@@ -104,6 +105,7 @@ def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, 
     assert [rows, rows] == recorded(bench)
 
 
+@pytest.mark.matrix
 def test_memory_is_the_limit_of_a_dry_run_and_is_refused_where_nothing_is_to_be_found(bench, capsys):
     assert 0 == main(["-t", "unlimited", "train", "--dry-run", "--memory", "1.5MB"])
     assert "auto: per_device_train_batch_size is 23 (" in capsys.readouterr().err
@@ -125,6 +127,7 @@ def test_where_no_row_fits_the_command_that_shows_why_is_named_and_works(bench, 
     assert "peak" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_the_rows_divide_the_global_batch(bench):
     # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
     (found,) = find_values(with_update(40, "null"), ROOM)

@@ -100,3 +100,10 @@ def test_operators_that_only_allocate_move_nothing():
     ):
         work.count(func, args, {}, func(*args))
     assert [0, 0, 0, 2 * 96] == [one.num_bytes for one in work.operations]
+
+
+def test_products_that_are_added_in_place_count():
+    work = WorkCounter(lambda: "forward")
+    sums, left, right = torch.zeros(4, 6), torch.ones(4, 3), torch.ones(3, 6)
+    work.count(torch.ops.aten.addmm_.default, (sums, left, right), {}, sums)
+    assert [2 * 4 * 3 * 6] == [one.flops for one in work.operations]

@@ -14,6 +14,8 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.dry_run import dry_run, module_ranges
 from forgather.ml.losses import CausalTokenLoss
+from forgather.ml.number_format import format_bytes
+from forgather.ml.strategy import initial_room
 from tests.ml.fixtures import rows, tiny_llama
 
 PLAIN = {"use_cpu": True, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
@@ -75,6 +77,18 @@ def test_replicas_are_whole_on_every_rank(tmp_path):
         "output": "(4, 12, 64) float32",
     } == laid_out["step"]
     assert laid_out["step_problem"] is None
+
+
+def test_weights_that_one_process_cannot_make_are_known_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(initial_room, "available_bytes", lambda: 1 << 16)
+    said = found(trainer_of(tmp_path, fsdp="full_shard"))["initial_weights"]
+    size = format_bytes(4 * WHOLE + sum(buffer.nbytes for buffer in model_init().buffers()))
+    assert f"the whole model of {size}, and 64.0 KiB of memory are free: set initial_weights" in said
+    # Replicas have the whole model in any case, and slices that are computed need no room.
+    assert found(trainer_of(tmp_path))["initial_weights"] is None
+    assert found(trainer_of(tmp_path, fsdp="full_shard", initial_weights="counter"))["initial_weights"] is None
+    monkeypatch.undo()
+    assert found(trainer_of(tmp_path, fsdp="full_shard"))["initial_weights"] is None
 
 
 def test_zero_3_shares_out_every_weight(tmp_path):

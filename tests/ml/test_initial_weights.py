@@ -71,7 +71,11 @@ def test_a_model_that_cannot_be_computed_by_position_is_refused(tmp_path):
 def test_a_loaded_model_keeps_its_weights(tmp_path):
     stored = make()
     stored.save_pretrained(tmp_path / "model")
-    made = trainer(tmp_path / "run", functools.partial(from_pretrained, tmp_path / "model"))
+    load = functools.partial(from_pretrained, tmp_path / "model")
+    with pytest.raises(TrainingError, match="the model is loaded with the weights of its files") as caught:
+        trainer(tmp_path / "run", load)
+    assert caught.value.code == "FG620"
+    made = trainer(tmp_path / "run", load, initial_weights="sequential")
     for left, right in zip(stored.parameters(), made.model.parameters(), strict=True):
         assert torch.equal(left, right)
 

@@ -91,11 +91,13 @@ def empty_network():
     return ["unshare", "-rn"] if 0 == done.returncode else []
 
 
+@pytest.mark.matrix
 def test_a_training_tries_no_connection_and_needs_none(folder):
     assert [] == watched(folder, "train")
     assert (folder / "out/model.safetensors").is_file()
 
 
+@pytest.mark.matrix
 def test_the_watch_sees_a_connection(folder):
     """The control: the same command with code that wants to reach somebody."""
     assert ["socket.connect", "socket.getaddrinfo", "socket.sendto"] == watched(folder, "calls")

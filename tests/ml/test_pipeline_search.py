@@ -117,6 +117,7 @@ def test_what_cannot_fit_by_its_state_or_is_refused_is_not_traced(bench):
     assert "1 rows of an update are no number of micro-batches" in cell.reason
 
 
+@pytest.mark.matrix
 def test_of_a_model_with_few_blocks_only_1f1b_is_traced(bench):
     said = []
     titles = [f"pipeline 2, {name} without recomputation" for name in ("1F1B", "ZBV")]

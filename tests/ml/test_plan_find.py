@@ -141,6 +141,7 @@ def test_settings_that_are_computed_cannot_be_kept_and_are_refused(bench, name):
     assert "FG993" == caught.value.code
 
 
+@pytest.mark.matrix
 def test_ways_with_and_without_recomputation_share_a_trainer(bench, monkeypatch):
     built = []
     monkeypatch.setattr(rank_trace, "planned_batches", counted(planned_batches, built))
@@ -215,6 +216,7 @@ class Limited:
 LIMITED = COLLATOR_OF_TOYS.format(name="Limited")
 
 
+@pytest.mark.matrix
 def test_a_way_that_fails_when_it_is_verified_is_rejected_with_its_reason(bench, monkeypatch):
     monkeypatch.setenv("FORGATHER_TRUST", f"{bench}/")
     (bench / "toy.py").write_text(FAILING)

@@ -71,6 +71,7 @@ def test_a_cell_is_the_plan_of_the_config_with_its_values(bench, capsys):
     assert grid_lines(found["grid"])[-1] == f"  not planned: 32 tokens x 4 rows: {REASON}"
 
 
+@pytest.mark.matrix
 def test_a_cell_of_more_rows_than_the_data_has_is_marked(bench, capsys):
     found = planned(capsys, *DEVICE, "--grid", "16,32x500")
     rows = found["most_rows"]

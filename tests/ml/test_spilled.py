@@ -1,15 +1,18 @@
 """A model is exported with few of its weights in memory, and the files are the same."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from forgather.ml import AccelTrainer, AccelTrainingArguments
 from forgather.ml.checkpoint import spilled
-from forgather.ml.checkpoint.export import export_checkpoint
+from forgather.ml.checkpoint.export import export_checkpoint, export_saved_model
+from forgather.ml.checkpoint.export_folder import ExportDraft
 from forgather.ml.checkpoint.spilled import SpilledTensors
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.state import on_host
@@ -66,6 +69,37 @@ def test_weights_of_the_model_itself_are_not_copied(tmp_path):
     weight = torch.rand(5)
     kept = on_host([("a", weight)], keep=True, place=SpilledTensors(tmp_path, max_bytes=0), own=[weight])
     assert kept["a"].data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(None, marks=pytest.mark.matrix), "bfloat16"])
+def test_few_weights_of_a_saved_model_are_in_memory_while_it_is_exported(dtype, tmp_path, monkeypatch):
+    for number in range(2):
+        save_file({f"{number}.{one}": torch.full((2 * MIB,), 1.0 + one) for one in range(8)}, tmp_path / f"{number}.st")
+    placed = {f"{number}.{one}": f"{number}.st" for number in range(2) for one in range(8)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    written = ExportDraft.written_chunks
+    peaks = []
+
+    def measured(draft, name, chunks):
+        for chunk in written(draft, name, chunks):
+            peaks.append(anonymous_memory())
+            yield chunk
+
+    monkeypatch.setattr(ExportDraft, "written_chunks", measured)
+    files = {}
+    for limit in (0, 1 << 40):
+        monkeypatch.setattr(spilled, "MAX_BYTES", limit)
+        peaks.clear()
+        before = anonymous_memory()
+        folder = tmp_path / str(limit)
+        export_saved_model(tmp_path, folder, max_shard_size="50MB", dtype=dtype)
+        rise = max(peaks) - before
+        # The control keeps the weights of 64 MiB, if they are converted.
+        assert (rise > 56 * MIB) == (limit > 0 and dtype is not None)
+        assert rise < 32 * MIB or limit
+        files[limit] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert files[0] == files[1 << 40]
+    assert len(files[0]) > 3
 
 
 def saved(folder, limit):

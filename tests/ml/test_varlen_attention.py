@@ -1,15 +1,17 @@
 """Packed rows by the lengths of their documents: each document is computed as if it were alone, and no mask is made."""
 
+import copy
 import functools
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import modeling_flash_attention_utils
 
 from forgather.errors import TrainingError
 from forgather.ml.model_inputs import ModelInputs
-from forgather.ml.varlen_attention import VARLEN, expecting_borders, varlen_attention
+from forgather.ml.varlen_attention import VARLEN, expecting_borders, flash_attention, varlen_attention
 from tests.ml.packed_rows import leak, two_documents
 from tests.ml.test_attention_inputs import IDS, LENGTH, PACKED, ROWS, batch_of, before
 from tests.ml.test_documents import MODELS, RECOMPUTED, make, train_once
@@ -54,6 +56,80 @@ def test_a_training_gives_the_weights_of_a_training_with_masks(name, settings, t
     for expected, actual in zip(*trained, strict=True):
         torch.testing.assert_close(expected, actual, atol=1e-6, rtol=0)
     assert leak(lambda rows: train_once(rows, tmp_path, functools.partial(make, name, VARLEN), **settings)) <= 1e-6
+
+
+def _dense(query, key, value, scale, visible):
+    """Attention by its definition, of (N, H, K) and (N, G, K)."""
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+    scores = torch.einsum("qhk,shk->hqs", query, key) * scale
+    return torch.einsum("hqs,shk->qhk", scores.masked_fill(~visible, -torch.inf).softmax(-1), value)
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
+    """What the library FlashAttention computes for rows of one document."""
+    borders = torch.arange(q.shape[0] + 1) * q.shape[1]
+    flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size}
+    return flash_attn_varlen_func(*flat, borders, borders, q.shape[1], k.shape[1], **options).view(q.shape)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+):
+    """What the library FlashAttention computes for documents one after the other."""
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k) and max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
+    places = torch.arange(q.shape[0])
+    number = torch.bucketize(places, cu_seqlens_q, right=True)
+    distance = places[:, None] - places[None, :]
+    visible = (number[:, None] == number[None, :]) & (distance >= 0 if causal else True)
+    if window_size[0] >= 0:
+        visible &= distance <= window_size[0]
+    return _dense(q, k, v, softmax_scale or q.shape[-1] ** -0.5, visible)
+
+
+@pytest.fixture
+def flash_library(monkeypatch):
+    """The library, which needs a GPU, as functions of its signatures."""
+    functions = (flash_attn_func, flash_attn_varlen_func, None, None, None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: functions)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_flash_attention_of_transformers_gets_the_borders_of_several_rows(name, flash_library):
+    plain, flash = make(name, "sdpa"), make(name, "sdpa")
+    flash.config = copy.deepcopy(flash.config)
+    for part in flash.modules():
+        if hasattr(part, "config"):
+            part.config = flash.config
+    flash.config._attn_implementation = "flash_attention_2"
+    inputs = ModelInputs(flash)
+    positions = torch.cat([PACKED[:1], torch.arange(LENGTH).expand(ROWS - 1, -1)])
+    for given in (PACKED, positions):
+        batch = {"input_ids": IDS, "position_ids": given, "attention_mask": torch.ones_like(IDS)}
+        prepared = inputs.prepared(batch)
+        with torch.no_grad():
+            found = inputs.call(flash, prepared).logits
+            of_sdpa = ModelInputs(plain)
+            expected = of_sdpa.call(plain, of_sdpa.prepared(batch)).logits
+        torch.testing.assert_close(expected, found, atol=1e-6, rtol=0)
+
+
+def test_a_flash_attention_without_borders_is_refused_where_they_are_expected():
+    state = torch.ones(1, 1, 2, 8)
+    with expecting_borders(), pytest.raises(TrainingError, match="borders") as caught:
+        flash_attention(torch.nn.Identity(), state, state, state, None)
+    assert "FG714" == caught.value.code
 
 
 def test_packed_rows_have_no_mask():

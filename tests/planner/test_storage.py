@@ -53,6 +53,9 @@ def test_the_memory_of_a_machine():
     assert (100, 100) == host()["weights while they are made or read"]
     assert (120, 120) == host(async_save=True)["copies for async_save"]
     assert (240, 240) == host(processes=8, async_save=True)["copies for async_save"]
+    # Half of the ranks are on the machine, and no process holds the whole model.
+    assert (0, 50) == host(initial_weights="counter")["weights while they are made or read"]
+    assert (100, 100) == host(initial_weights="sequential")["weights while they are made or read"]
     least, most = host(dataloader_num_workers=2)["data loader workers"]
     assert (2 * least, 2 * most) == host(processes=8, dataloader_num_workers=2)["data loader workers"]
     assert least < most

@@ -134,6 +134,23 @@ def test_every_folder_of_a_model_is_looked_for(constructor, argument, told):
 
 
 @pytest.mark.parametrize(
+    ("argument", "made_by", "setting", "codes"),
+    [
+        ("model", "forgather.ml.models:from_pretrained [gpt2]", "counter", ["FG620"]),
+        ("model_init", "transformers:AutoModelForCausalLM.from_pretrained [gpt2]", "counter", ["FG620"]),
+        ("model", "forgather.ml.models:from_pretrained [gpt2]", "sequential", []),
+        ("model", "forgather.ml.models:from_config [!call:transformers:LlamaConfig ]", "counter", []),
+    ],
+)
+def test_weights_of_a_loaded_model_are_not_computed_by_position(argument, made_by, setting, codes, told):
+    text = TRAINER.replace(
+        "model: !call:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]",
+        f"{argument}: !partial:{made_by}",
+    )
+    assert codes == [code for code, *_ in told(f"{text}    initial_weights: {setting}\n")]
+
+
+@pytest.mark.parametrize(
     ("constructor", "is_encoder_decoder", "codes"),
     [
         ("forgather.ml.models:seq2seq_from_pretrained", False, ["FG974"]),

@@ -13,7 +13,7 @@ from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from tests.reliability import faults, job
 from tests.reliability.forks import in_child, spread
 
-QUICK = 30
+QUICK = 16
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from tests.reliability import command, job
 from tests.reliability.forks import Child, in_child, spread
 
-FULL, QUICK = 200, 20
+FULL, QUICK = 200, 10
 COMMANDS = 10
 PER_RUN = 5
 LATEST = 0.7

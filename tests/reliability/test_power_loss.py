@@ -32,7 +32,7 @@ from tests.reliability import job
 from tests.reliability.forks import in_child, spread
 from tests.reliability.powerloss import FilesNotSynced, FoldersNotSynced, Logged, build, losses, read_tree
 
-QUICK = 100
+QUICK = 50
 TRAINED = 5
 """Of so many states, one is trained to the end; every one is verified and its step looked at."""
 

@@ -205,6 +205,7 @@ def growth(first, last, folder):
     return (other - one) / one
 
 
+@pytest.mark.matrix
 def test_memory_is_flat(tmp_path, full, figure):
     first, last = (1000, 10_000) if full else (200, 800)
     ended = in_child(growth, first, last, tmp_path, timeout=300.0)

@@ -25,7 +25,7 @@ PHASES = {
     "final": [3, 6],
 }
 ALL = list(itertools.product(PHASES, (0, 1)))
-ALWAYS = [("data", 1), ("eval", 1), ("save", 0)]
+ALWAYS = [("eval", 1), ("save", 0)]
 TOY = """\
 import os, signal, time
 import torch

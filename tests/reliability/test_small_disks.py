@@ -95,7 +95,7 @@ def test_disks_of_every_size_that_is_too_small(full, figure, clean, tmp_path):
     """The disk grows page by page until the run fits; it goes on whenever it can."""
     needed = sum(-(-file.stat().st_size // PAGE) * PAGE for file in clean.rglob("*") if file.is_file())
     sizes = range(PAGE, needed + 4 * PAGE, PAGE)
-    sizes = sizes if full else sizes[:: len(sizes) // 6]
+    sizes = sizes if full else sizes[:: len(sizes) // 3]
     failed = 0
     for begun in sizes:
         with small_disk(tmp_path / "disk", begun) as grow:

@@ -463,6 +463,7 @@ def running_trials(folder):
     }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kills", "trials"), [(2, 4), pytest.param(20, 16, marks=pytest.mark.matrix)])
 def test_kills_of_the_sweep_and_of_its_trials_lose_and_repeat_nothing(work, record_property, kills, trials):
     values = ", ".join(str(number / 2) for number in range(trials))

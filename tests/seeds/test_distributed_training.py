@@ -129,8 +129,8 @@ def test_every_block_has_its_expectation():
     assert sorted({*TRAINS, *REFUSED}) == sorted(BLOCKS)
 
 
-QUICK = ("04_communication", "08_one_f_one_b", "12_distributed_env", "17_start_simple")
-"""A block of settings of each trainer, one that names all parts, and a config that stands alone."""
+QUICK = ("08_one_f_one_b", "12_distributed_env")
+"""A block of settings, and one that names all parts."""
 
 
 @pytest.mark.parametrize("name", TRAINS)

@@ -140,7 +140,9 @@ def export_saved_model(
     refuse_place(source / MODEL, into)
     if (source / ADAPTER_CONFIG).is_file():
         raise _not_of_a_class(source, *_ADAPTED)
-    weights = weights_in_type(saved_weights(source).items(), dtype)
+    # Without another type they are mapped from their files, and take no memory.
+    place = None if dtype is None else SpilledTensors(_disk_of(into))
+    weights = weights_in_type(saved_weights(source).items(), dtype, place=place)
     layout = split_into_files(weights, shard_size=shard_size)
     return _written(source, into, layout, describing_files(source, None), dtype, storage)
 

@@ -23,7 +23,7 @@ from forgather.ml.trainer.data_rng import IsolatedRNG
 from forgather.ml.trainer.stream_batches import is_iterable
 
 _POSITIONS, _MASK = "position_ids", "attention_mask"
-_MOST_READ = 1000
+_MOST_READ, _MOST_MEASURED = 1000, 100
 
 
 class Masking(NamedTuple):
@@ -53,6 +53,24 @@ def is_divided(dataset: Any) -> bool:
             dataset = dataset.select_columns(_POSITIONS)
         count = min(len(dataset), _MOST_READ)
         return any(_starts_again(dataset[number][_POSITIONS]) for number in range(count))
+
+
+def document_length(dataset: Any) -> float:
+    """Returns the length of the document of a token in packed rows, as a mean over the tokens of the first rows.
+
+    Args:
+        dataset: the rows, of which `is_divided` is true.
+
+    Units:
+        tokens.
+    """
+    num_tokens = num_pairs = 0
+    with IsolatedRNG().seeded(0):
+        for number in range(min(len(dataset), _MOST_MEASURED)):
+            positions = torch.as_tensor(dataset[number][_POSITIONS])
+            num_tokens += len(positions)
+            num_pairs += Documents(positions[None], (1, len(positions))).num_pairs
+    return num_pairs / num_tokens if num_tokens else 0.0
 
 
 def masked(batch: Any, masking: Masking) -> Any:

@@ -190,6 +190,7 @@ def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -
         schedule=facts.schedule,
         micro_batches=facts.micro_batches,
         schedule_runs=facts.schedule_runs,
+        document_length=facts.document_length,
         ranks=tuple(
             RankWork(
                 ranks=(position * width, (position + 1) * width - 1),

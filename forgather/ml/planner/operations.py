@@ -31,6 +31,8 @@ _ATTENTIONS: Mapping[Any, tuple[slice, int, Callable[..., int]]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_backward: (slice(0, 4), 10, sdpa_backward_flop_count),
 }
 
+# torch's table lists no operator that adds products to its first argument in place.
+_IN_PLACE = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
 _MOVING_NOTHING = {
     getattr(torch.ops.aten, name)
     for name in (
@@ -93,7 +95,8 @@ class WorkCounter:
         sizes = {id(one): one.numel() * one.element_size() for one in tensors}
         moved = 0 if packet in _MOVING_NOTHING else sum(sizes.values())
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        operation = Operation(self._phase(), name_of(func), dtype, _flops(packet, args, kwargs, result), moved)
+        flops, num_keys = _flops(packet, args, kwargs, result)
+        operation = Operation(self._phase(), name_of(func), dtype, flops, moved, num_keys)
         self.operations[operation] += self.repeats
         if self._block is not None:
             self.block_operations[self._block(), operation] += self.repeats
@@ -106,20 +109,32 @@ class WorkCounter:
         tensors = tensors_in(args, kwargs, result)
         largest = max((one.numel() * one.element_size() for one in tensors), default=0)
         stride = members[1] - members[0] if len(members) > 1 else 1
-        message = Message(self._phase(), str(packet), largest, len(members), stride)
+        self.count_message(Message(self._phase(), str(packet), largest, len(members), stride))
+
+    def count_message(self, message: Message) -> None:
+        """Counts a message.
+
+        Args:
+            message: what moves.
+        """
         self.messages[message] += self.repeats
         self.repeated[message] += self.is_repeated
 
 
-def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
+def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> tuple[int, float]:
+    """Returns the FLOPs of an operator, and the number of keys that `Operation` has."""
     if (attention := _ATTENTIONS.get(packet)) is not None:
         given, causal, count = attention
         flops = count(*(tuple(one.shape) for one in args[given]))
         is_causal = args[causal] if len(args) > causal else kwargs.get("is_causal", False)
-        # Half of the scores of a causal attention are never computed.
-        return int(flops // 2 if is_causal is True else flops)
-    formula = flop_registry.get(packet)
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+        # The keys are next to the values, which are last.
+        num_keys = args[given][-2].shape[-2]
+        if is_causal is True:
+            # Half of the scores of a causal attention are never computed.
+            return int(flops // 2), num_keys / 2
+        return int(flops), num_keys if kwargs.get("attn_mask") is not None else 0
+    formula = flop_registry.get(_IN_PLACE.get(packet, packet))
+    return (0 if formula is None else int(formula(*args, **kwargs, out_val=result))), 0
 
 
 def _members(values: Any) -> list[int]:

@@ -20,7 +20,7 @@ from forgather.errors import PlanError
 from forgather.ml.generation.generator import Generator
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
-from forgather.ml.planner.masked_rows import Masking, is_divided, masked
+from forgather.ml.planner.masked_rows import Masking, document_length, is_divided, masked
 from forgather.ml.planner.row_length import ResizedRows, num_tokens
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.trainer.answers import AnswerGenerator
@@ -71,6 +71,8 @@ class PlannedBatches:
         rows: the number of rows of a micro-batch of the first window.
         masking: what masks attention in some micro-batch of the training data.
         most_rows: the largest number of rows of a micro-batch for which the data suffices; None for a stream.
+        document_length: of packed rows, the length of the document of a token, as a mean over the tokens of the first
+            rows; None for other rows.
         of_length: the same for rows of some lengths, where they are asked for.
     """
 
@@ -82,6 +84,7 @@ class PlannedBatches:
     rows: int
     masking: Masking = Masking()
     most_rows: int | None = None
+    document_length: float | None = None
     of_length: Mapping[int, PlannedBatches] = field(default_factory=dict)
 
     def at_length(self, length: int | None) -> PlannedBatches:
@@ -106,7 +109,7 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
     """
     dataset, replicas = trainer.train_dataset, trainer.strategy.topology.dp_size
     most_rows = None if dataset is None or is_iterable(dataset) else len(dataset) // replicas
-    notes = (*_with_rows_of_an_update(trainer), *_note_of_offload(trainer))
+    notes = _with_rows_of_an_update(trainer)
     first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
     of_length = {}
     for length in lengths:
@@ -136,15 +139,6 @@ def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
     )
 
 
-def _note_of_offload(trainer: Trainer) -> tuple[str, ...]:
-    args = trainer.args
-    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("offload"):
-        return (
-            "what offload of gradient_checkpointing_kwargs moves to the memory of the host is planned on the device",
-        )
-    return ()
-
-
 def _planned(trainer: Trainer, first: Window, rows_of: _RowsOf, known: Iterable[str]) -> PlannedBatches:
     notes = [*known]
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
@@ -152,6 +146,7 @@ def _planned(trainer: Trainer, first: Window, rows_of: _RowsOf, known: Iterable[
     dataset, collate = trainer._inputs(trainer.train_dataset)
     lengths = _lengths(dataset)
     masking = Masking(lengths.are_uneven, is_divided(dataset))
+    of_documents = document_length(dataset) if masking.is_divided else None
     share = RankShare.for_topology(topology, args.per_device_train_batch_size)
     count = share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES)
     if (rows := rows_of(dataset, lengths, (count, count), "training", notes)) is not None:
@@ -185,6 +180,7 @@ def _planned(trainer: Trainer, first: Window, rows_of: _RowsOf, known: Iterable[
         notes=tuple(notes),
         rows=args.per_device_train_batch_size,
         masking=masking,
+        document_length=of_documents,
     )
 
 

@@ -21,12 +21,14 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
+from forgather.ml.losses import is_causal_lm
 from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.fake_build import FakeBuild
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.gpu_attention import GpuAttention
 from forgather.ml.planner.gpu_operators import gpu_operators
+from forgather.ml.planner.host_activations import HostActivations
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
@@ -82,15 +84,8 @@ def trace_rank(
     cuts_depth: bool = False,
 ) -> RankTrace:
     """Returns the trace of one rank, with the longest rows. For the arguments and errors see `trace_shapes`."""
-    return trace_shapes(
-        make_trainer,
-        facts,
-        (WindowShape(),),
-        depth=depth,
-        relay=relay,
-        device_type=device_type,
-        cuts_depth=cuts_depth,
-    )[0]
+    given: Any = {"depth": depth, "relay": relay, "device_type": device_type, "cuts_depth": cuts_depth}
+    return trace_shapes(make_trainer, facts, (WindowShape(),), **given)[0]
 
 
 @naming_readings()
@@ -300,6 +295,7 @@ class _Tracer(NamedTuple):
         is_pipeline = strategy.layout.pipeline_parallel_size > 1
         work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
         recorder = RankRecorder(places.region, self.categorize, work, self.device_type)
+        moved = HostActivations(recorder, self.device_type)
         places.begin_pass("forward")
         self._hold(recorder, window)
         own = Offload.of(strategy, self.device_type)
@@ -309,20 +305,25 @@ class _Tracer(NamedTuple):
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
             recorder.end_at_birth(gradients_of(local) if has_bucket_views(strategy, window) else ())
 
+        # The first of two micro-batches stands for all but the last one, which reduces the gradients.
+        work.is_repeated = len(window.batches) > 1
+        work.repeats = accumulation - 1 if work.is_repeated else 1
         with recorder:
-            # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-            work.is_repeated = len(window.batches) > 1
-            work.repeats = accumulation - 1 if work.is_repeated else 1
-            _step(trainer, window, places, work, after_backward=keep_gradients)
+            with moved:
+                _step(trainer, window, places, work, after_backward=keep_gradients)
             recorder.set_category(state_of_optimizer(strategy.optimizer), OPTIMIZER)
             steps = [offload.placed(recorder, local) for offload in offloads]
             if evaluates:
                 self._evaluate(recorder, work)
-        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
-        notes += self.attention.notes()
+        kernels = kernel_notes(local, strategy.optimizer, self.device_type)
+        notes = [*self.planned.notes, *kernels, *self.attention.notes()]
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         settings = {**facts.settings, **self.settings}
-        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings)
+        untraced = {**facts.untraced, **moved.untraced()}
+        length = self._document_length(facts.tokens_per_row)
+        facts = replace(
+            facts, most_rows=self.planned.most_rows, settings=settings, untraced=untraced, document_length=length
+        )
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),
@@ -335,6 +336,13 @@ class _Tracer(NamedTuple):
             for offload, step in zip(offloads, steps, strict=True)
         )
         return replace(first, offloaded=dict(zip(self.offloads, others, strict=True)))
+
+    def _document_length(self, row_length: int | None) -> float | None:
+        if row_length is None or not is_causal_lm(self.trainer.strategy.model):
+            return None
+        if (packed := self.planned.document_length) is not None:
+            return min(packed, row_length)
+        return None if self.planned.masking.is_padded else float(row_length)
 
     def _hold(self, recorder: RankRecorder, window: Window) -> None:
         strategy: Any = self.trainer.strategy
@@ -352,10 +360,12 @@ class _Tracer(NamedTuple):
 
     def _evaluate(self, recorder: RankRecorder, work: WorkCounter) -> None:
         strategy = self.trainer.strategy
+        reads_outputs = self.trainer.metric_functions.compute is not None
+        compute = strategy.evaluate if reads_outputs else strategy.evaluate_loss
         for batch in self.planned.evaluation:
             self.places.begin_pass("evaluation")
             (given,) = window_with_divergence(strategy, replace(self.planned.first, batches=[batch])).batches
-            strategy.evaluate(given)
+            compute(given)
             if isinstance(strategy, TransformersSteps):
                 recorder.set_category(strategy.predictions, PREDICTIONS)
                 strategy.predictions.clear()

@@ -32,6 +32,7 @@ SETTINGS = (
     "save_only_model",
     "max_steps",
     "dataloader_num_workers",
+    "initial_weights",
 )
 """The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
 
@@ -66,6 +67,7 @@ class TraceFacts:
             certain.
         convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU.
         most_rows: the largest number of rows of a micro-batch for which the data suffices; None for a stream.
+        document_length: the length of the document of a token, see `RunWork`.
     """
 
     strategy: str
@@ -91,6 +93,7 @@ class TraceFacts:
     max_positions: int | None = None
     convolution_bytes: int = 0
     most_rows: int | None = None
+    document_length: float | None = None
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
         """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
@@ -133,6 +136,10 @@ def facts_of(
             "torch_compile is not modelled: compiled code keeps fewer temporaries (a plan was 16 % above one such run)"
         )
         notes = [*notes, said]
+        if args.activation_memory_budget is not None:
+            budget = args.activation_memory_budget
+            said = f"activation_memory_budget {budget} is not modelled either: the plan is that of uncompiled blocks"
+            notes = [*notes, said]
     stored = state_of(strategy)
     shares_no_weight = layout.data_parallel_size == strategy.topology.world_size
     is_whole = shares_no_weight and not getattr(strategy, "forward_is_collective", True)

@@ -55,6 +55,11 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         Look(may_log=False, from_zero=True),
     ),
     (
+        "Exposed communication, as a share of a step",
+        (("communication_share", "exposed communication"),),
+        Look(may_log=False, from_zero=True),
+    ),
+    (
         "Memory",
         (("memory_bytes", "in use"), ("memory_peak_bytes", "peak"), ("memory_reserved_bytes", "reserved")),
         Look(may_log=False, from_zero=True, smooth=False),

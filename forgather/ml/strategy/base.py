@@ -47,6 +47,9 @@ class Recipe:
         stored_in: the folder from which `make_model` loads the model as it is; None if it makes or changes weights.
         initial_weights: "sequential" if one process makes the model with values, "counter" if each rank computes the
             elements of its slices.
+        is_resumed: a function that returns whether a checkpoint will replace the weights before they are used, called
+            on the main process. None if they are always made.
+        offload_activations: True if training steps keep what they save for the backward pass in the memory of the host.
     """
 
     make_model: Callable[[], nn.Module]
@@ -58,6 +61,8 @@ class Recipe:
     model_key: Callable[[], str | None] | None = None
     stored_in: Path | None = None
     initial_weights: str = "sequential"
+    is_resumed: Callable[[], bool] | None = None
+    offload_activations: bool = False
 
 
 class Strategy(Protocol):
@@ -96,6 +101,13 @@ class Strategy(Protocol):
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, places the model on devices, and applies the recipe's `prepare` steps."""
+        ...
+
+    def make_unset_weights(self) -> None:
+        """Gives the model its initial weights if it still waits for a checkpoint.
+
+        Collective: every rank must call it.
+        """
         ...
 
     def build_optimizer(self) -> Optimizer:
@@ -178,6 +190,10 @@ class Strategy(Protocol):
 
     def evaluate(self, batch: Any) -> Evaluated:
         """Returns the loss sum, the number of valid targets and the model's output for a batch, without gradients."""
+        ...
+
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does where nobody reads the output of the model, which may be left out or partial."""
         ...
 
     def predict(self, batch: Any) -> Any:

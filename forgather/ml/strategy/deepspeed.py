@@ -176,7 +176,8 @@ class DeepSpeedZero:
 
         At stage 3 the model is on the meta device, and its weights are filled when the engine starts.
         """
-        self._recipe = recipe
+        # The engine copies the weights when it starts, before a checkpoint is read.
+        recipe = self._recipe = replace(recipe, is_resumed=None)
         if self.config.stage == 3:
             self._initial = make_initial_weights(recipe, self.topology)
             self.model = self._initial.on_meta()
@@ -195,6 +196,9 @@ class DeepSpeedZero:
             step(self.model)
         for note in self.config.notes:
             _log.warning("deepspeed: %s", note)
+
+    def make_unset_weights(self) -> None:
+        """Does nothing: the weights are always made."""
 
     def _refuse_double(self) -> None:
         double = next((name for name, weight in self.model.named_parameters() if weight.dtype == torch.float64), None)
@@ -358,6 +362,10 @@ class DeepSpeedZero:
         self._start_evaluation()
         total, output = self.rule.total_and_output(self._engine, to_device(batch, self.topology.device))
         return Evaluated(total, self.rule.count(batch), output)
+
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does."""
+        return self.evaluate(batch)
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:

@@ -10,6 +10,7 @@ values.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations: list[_Operation] = []
         self._formulas: dict[int, Formula] = {}
         self._dtypes: dict[int, torch.dtype] = {}
+        self._made: list[weakref.ref[Tensor]] = []
 
     def __enter__(self) -> FillRecord:
         # Since torch 2.13 it draws until all numbers are inside, which reads values.
@@ -157,6 +159,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in written:
             if not isinstance(tensor, FakeTensor):
                 raise UnrecordedError(f"{_name(func)} changes a tensor that was made outside of torch")
+        self._made += map(weakref.ref, made)
         before = {_memory(one) for one in given}
         new = [one for one in made if _memory(one) not in before]
         if written or new:
@@ -207,6 +210,12 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _real(tensor, memories).clone()
         finally:
             torch.set_default_dtype(default_dtype)
+
+    def release(self) -> list[weakref.ref[Tensor]]:
+        """Forgets all operations, and returns weak references to the tensors that they made."""
+        self._operations.clear()
+        self._formulas.clear()
+        return self._made
 
     # -- what one operation writes -------------------------------------------------------------------------------------
 

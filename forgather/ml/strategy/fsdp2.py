@@ -147,6 +147,14 @@ class Sharded(ModelStrategy):
         self._set_precision(autocast, overflow_group=dist.group.WORLD)
         self._partial_over_slices = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
+    def make_unset_weights(self) -> None:
+        """Gives the shards their initial weights if they still wait for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        self._reshard()
+        super().make_unset_weights()
+
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the model. It must be called after `build`.
 

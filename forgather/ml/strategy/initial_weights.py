@@ -17,7 +17,7 @@ import hashlib
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,13 +40,16 @@ from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
-from forgather.ml.model_class import is_quantized, note_initial_weights
+from forgather.ml.model_class import initial_weights_of, is_quantized, note_initial_weights
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.counter_weights import COUNTER_VERSION, CounterWeights
+from forgather.ml.strategy.initial_room import lack_of_room
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
 from forgather.ml.strategy.state import Box, local_box, whole_box
 from forgather.ml.strategy.stored_weights import StoredWeights, stored_weights
+from forgather.ml.strategy.unset_tensors import forget_unset, has_unset, note_unset
+from forgather.ml.strategy.unset_weights import UnsetWeights, unset_weights
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
@@ -230,6 +233,8 @@ def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
         _refuse_too_large(needed)
         if max_bytes is not None and needed > max_bytes:
             raise _TooLarge
+        if max_bytes is None and (lacks := lack_of_room(needed)) is not None:
+            _log.warning("initial weights: %s", lacks)
     model = recipe.make_model()
     # Known only now: the files of a model may say that it is quantized, where the config does not.
     if is_quantized(model):
@@ -359,6 +364,8 @@ class InitialWeights:
             new = done[id(old)][1]
             if new is not old:
                 set_tensor(owner, name, new)
+        if isinstance(self._source, UnsetWeights):
+            note_unset(module, self._source.unset)
 
     @torch.no_grad()
     def _filled(self, fqn: str, old: Tensor, device: torch.device) -> Tensor:
@@ -397,6 +404,8 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
     """
     if has_shapes_only():
         return _Shapes(recipe, topology)
+    if (unset := _unset_on_all(recipe)) is not None:
+        return InitialWeights(unset, lambda: unset.model, topology.device)
     if recipe.initial_weights == "counter":
         weights = CounterWeights(recipe.make_model)
         refuse_other_models(weights.digest())
@@ -413,6 +422,41 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
     return _from_existing_model(recipe.make_model(), topology)
 
 
+def _unset_on_all(recipe: Recipe) -> UnsetWeights | None:
+    """Returns weights that wait for a checkpoint, if there is one and no rank needs their values. Collective."""
+    if recipe.is_resumed is None or not collectives.run_on_main(recipe.is_resumed):
+        return None
+    unset = unset_weights(recipe)
+    digests = collectives.all_gather(None if unset is None else unset.digest())
+    return unset if digests[0] is not None and all(other == digests[0] for other in digests) else None
+
+
+def make_unset_weights(
+    model: nn.Module, recipe: Recipe, topology: Topology, *, parts: Sequence[nn.Module] | None = None
+) -> None:
+    """Gives a model that waits for a checkpoint the initial weights of a recipe. Collective: every rank must call it.
+
+    Args:
+        model: the whole model, with which it is kept how the weights were made.
+        recipe: the recipe that makes the model.
+        topology: the position of this rank.
+        parts: the parts of the model on this rank; None if the rank has the model, or its shards.
+
+    Raises:
+        DistributedError: the errors of `make_initial_weights`.
+        TrainingError: the errors of `make_initial_weights`.
+    """
+    waiting = [module for module in (parts or [model]) if has_unset(module)]
+    if not waiting:
+        return
+    weights = make_initial_weights(replace(recipe, is_resumed=None), topology)
+    for module in waiting:
+        weights.fill(module)
+        forget_unset(module)
+    if recipe.initial_weights == "counter" and (made := initial_weights_of(weights.on_meta())) is not None:
+        note_initial_weights(model, made)
+
+
 def _stored_of_all(recipe: Recipe) -> StoredWeights | None:
     """Returns the stored weights of a loaded model, if every rank can read its slices of them. Collective."""
     if recipe.stored_in is None or collectives.size() == 1:
@@ -425,7 +469,7 @@ def _stored_of_all(recipe: Recipe) -> StoredWeights | None:
 def build_whole(recipe: Recipe, topology: Topology) -> nn.Module:
     """Returns the whole model of a recipe with its initial weights, on the device of this rank.
 
-    Collective with `initial_weights: counter`: every rank must call it.
+    Collective with `initial_weights: counter` or before a resume: every rank must call it.
 
     Args:
         recipe: the recipe that makes the model.
@@ -435,9 +479,13 @@ def build_whole(recipe: Recipe, topology: Topology) -> nn.Module:
         DistributedError: FG732 if the ranks have different models.
         TrainingError: FG619 if the fills of the model cannot be recorded.
     """
-    if recipe.initial_weights == "sequential" or has_shapes_only():
+    unset = None if has_shapes_only() else _unset_on_all(recipe)
+    if unset is None and (recipe.initial_weights == "sequential" or has_shapes_only()):
         return recipe.make_model().to(topology.device)
-    weights = make_initial_weights(recipe, topology)
+    if unset is not None:
+        weights = InitialWeights(unset, lambda: unset.model, topology.device)
+    else:
+        weights = make_initial_weights(replace(recipe, is_resumed=None), topology)
     model = weights.on_meta()
     weights.fill(model)
     return model

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from forgather.ml.activation_offloading import saved_on_host
 from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
@@ -25,7 +26,7 @@ from forgather.ml.losses import LossRule
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import build_whole
+from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
 from forgather.ml.strategy.optimizer_step import OptimizerStep
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import (
@@ -78,6 +79,13 @@ class ModelStrategy:
         for step in recipe.prepare:
             step(self.model)
         self._set_precision(recipe.autocast)
+
+    def make_unset_weights(self) -> None:
+        """Gives the model its initial weights if it still waits for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        make_unset_weights(self.model, self._recipe, self.topology)
 
     def _divide_positions(self) -> None:
         """Divides the positions of rows over the context-parallel ranks, if the layout has some.
@@ -158,7 +166,7 @@ class ModelStrategy:
         computing = contextlib.nullcontext() if self._sequence is None else self._sequence.computing(batch)
         with self._gradient_sync(is_last=is_last), computing:
             try:
-                with self.precision.autocast():
+                with self.precision.autocast(), self._saving():
                     total = self.rule.total(self.engine, batch, denom=denom)
             except IndexError as error:
                 # torch says only "index out of range in self": the usual causes are a tokenizer of another size and
@@ -168,6 +176,10 @@ class ModelStrategy:
             loss: Tensor = total / denom
             self._backward(loss)
         return loss.detach()
+
+    def _saving(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context manager of a forward pass that determines where activations are kept."""
+        return saved_on_host() if self._recipe.offload_activations else contextlib.nullcontext()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Returns a context manager that determines whether the backward pass of a micro-batch reduces gradients."""
@@ -260,6 +272,21 @@ class ModelStrategy:
             # The model is called, not the engine: the engine's collectives would wait for ranks with fewer batches.
             total, output = self.rule.total_and_output(self.model, to_device(batch, self.topology.device))
         return Evaluated(total, self.rule.count(batch), output)
+
+    @torch.no_grad()
+    def evaluate_loss(self, batch: Any) -> Evaluated:
+        """Returns what `evaluate` does, without the output where each rank has only its positions of it."""
+        if self._sequence is None:
+            return self.evaluate(batch)
+        self._leave_training()
+        part = to_device(self._sequence.part(batch), self.topology.device)
+        num_valid = self.rule.count(batch)
+        # A part may have no targets, by which a user's loss must not divide.
+        denom = num_valid if isinstance(num_valid, Tensor) else max(num_valid, 1)
+        with self._sequence.computing(part), self.precision.autocast():
+            total = self.rule.total(self.model, part, denom=denom)
+        # The ranks of the group have the same rows, hence equally many batches.
+        return Evaluated(sum_over_group(total, self.mesh.cp_group, self.topology.device), num_valid, None)
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:

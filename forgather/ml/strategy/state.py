@@ -29,6 +29,7 @@ from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
 from forgather.ml.model_class import class_name
 from forgather.ml.strategy.precision import Precision
+from forgather.ml.strategy.unset_tensors import refuse_unrestored
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -222,7 +223,8 @@ def restore_weights(
         saved: the reader of the checkpoint.
 
     Raises:
-        CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
+        CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model; FG748 if a weight
+            that waited for the checkpoint has no value afterwards.
     """
     found = [module.state_dict(keep_vars=True) for module in modules]
     names = list(names)
@@ -251,6 +253,7 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
                 done.add(id(value))
         if others:
             module.load_state_dict(others, strict=False)
+        refuse_unrestored(module, done)
 
 
 AVERAGE = "averaged_weight"

@@ -76,7 +76,7 @@ class StoredWeights:
     def __init__(self, model: nn.Module, files: dict[str, _File], tables: dict[str, Tensor]) -> None:
         self.model = model
         self._files = files
-        self._tables = tables
+        self.tables = tables
         self._shapes: dict[str, torch.Size] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._stored_as: dict[str, str] = {}
@@ -93,7 +93,7 @@ class StoredWeights:
     def is_complete(self) -> bool:
         """Returns whether the files have every weight in its shape, and nothing else."""
         for fqn, name in self._stored_as.items():
-            table = self._tables.get(fqn)
+            table = self.tables.get(fqn)
             if table is not None and (table.shape, table.dtype) == (self._shapes[fqn], self._dtypes[fqn]):
                 continue
             if name not in self._files or list(self._shapes[fqn]) != self._files[name].shape(name):
@@ -113,7 +113,7 @@ class StoredWeights:
         wanted = self._dtypes[fqn] if dtype is None else dtype
         name = self._stored_as[fqn]
         if name not in self._files:
-            return self._tables[fqn][box].to(wanted, copy=True)
+            return self.tables[fqn][box].to(wanted, copy=True)
         # The library converts to the dtype of the model, too.
         return self._files[name].part(name, box, self._dtypes[fqn]).to(wanted)
 

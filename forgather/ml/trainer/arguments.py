@@ -119,11 +119,18 @@ class TrainingArguments:
         gradient_checkpointing_kwargs: the arguments of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`;
             `mode` ("full", or "selective" to keep matrix products and attention), `every_n_layers` (the first of so
             many layers recomputes), and `offload` (what layers keep is in the memory of the host).
+        activation_offloading: whether what a training step saves for the backward pass is in the memory of the host
+            meanwhile. With `gradient_checkpointing`, that is little more than the inputs of layers.
+        activation_memory_budget: which part of the activations that a compiled block would keep it may keep, from 0 (it
+            recomputes all) to 1 (torch's default); torch chooses what is cheapest to recompute. None leaves torch's
+            setting unchanged.
         logging_strategy, eval_strategy, save_strategy: when to log, to evaluate and to save: "no", "steps" or "epoch"
             (`save_strategy` also "best").
         logging_steps, eval_steps, save_steps: the interval in optimizer steps; a value below 1 is a fraction of all
             optimizer steps.
         logging_first_step: whether the first optimizer step is also logged.
+        communication_share: whether log lines have the exposed communication of one step, as a share of it: true for
+            each line, a number for one of so many lines. The measured step is slower, because a profiler records it.
         eval_delay: the number of epochs (with `eval_strategy: steps`, of optimizer steps) before the first evaluation.
         eval_on_start: whether to evaluate once before the first optimizer step.
         include_for_metrics: what `compute_metrics` gets in addition to predictions and labels: "inputs" (the main input
@@ -161,6 +168,8 @@ class TrainingArguments:
             whole model in torch's own order; or "counter", by which each process computes the elements of its slices,
             from the seed, the name of the parameter and the position. Each gives the same weights for any number of
             processes, and the two give different ones.
+        skip_initial_weights_on_resume: whether a run that resumes from a checkpoint does not make the initial weights,
+            because the checkpoint replaces them. Until then the weights are NaN. With false they are made first.
         use_cpu: whether to train on the CPU even if an accelerator is available.
         dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
         dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
@@ -274,9 +283,12 @@ class TrainingArguments:
     torch_compile_regions: bool | None = None
     gradient_checkpointing: bool = False
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
+    activation_offloading: bool = False
+    activation_memory_budget: float | None = None
     logging_strategy: str = "steps"
     logging_steps: float = 500
     logging_first_step: bool = False
+    communication_share: int | bool = False
     control: str = "on"
     report_to: Any = "none"
     push_to_hub: bool = False
@@ -315,6 +327,7 @@ class TrainingArguments:
     seed: int = 42
     data_seed: int | None = None
     initial_weights: str = "sequential"
+    skip_initial_weights_on_resume: bool = True
     use_cpu: bool = False
     dataloader_drop_last: bool = False
     dataloader_num_workers: int | None = None

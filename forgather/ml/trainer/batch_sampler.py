@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from forgather.errors import TrainingError
+from forgather.ml.documents import Documents
 from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens, num_tokens_without_padding
-from forgather.ml.model_inputs import SHIFTED
+from forgather.ml.model_inputs import DOCUMENTS, SHIFTED
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
 from forgather.ml.trainer.length_groups import LengthGroups
 from forgather.ml.trainer.row_order import LISTED, ComputedOrder
@@ -35,6 +36,7 @@ class PreparedBatch(NamedTuple):
         num_rows: the number of rows without padding rows.
         num_tokens: the number of input tokens in these rows.
         num_unpadded: the number of these tokens that are no padding.
+        num_pairs: the number of pairs of these tokens in the same document; 0 if documents are not known.
         collated: the micro-batch as the collator returned it, without padding rows and with unshifted labels.
         is_last: whether this rank has no further row in the epoch; only the micro-batches of virtual streams say so.
     """
@@ -43,6 +45,7 @@ class PreparedBatch(NamedTuple):
     num_rows: int
     num_tokens: int
     num_unpadded: int
+    num_pairs: int
     collated: Any
     is_last: bool = False
 
@@ -109,7 +112,15 @@ class RankShare:
         collated = whole = batch.batch if isinstance(batch, PaddingBatch) else batch
         if self.fixed and kept != self.rows:
             batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
-        return PreparedBatch(rule.prepared(batch), kept, tokens, unpadded, collated)
+        ready = rule.prepared(batch)
+        return PreparedBatch(ready, kept, tokens, unpadded, _num_pairs(ready, kept), collated)
+
+
+def _num_pairs(batch: Any, kept: int) -> int:
+    documents: Documents | None = batch.get(DOCUMENTS) if isinstance(batch, Mapping) else None
+    if documents is None:
+        return 0
+    return (documents if documents.rows == kept else documents[:kept]).num_pairs
 
 
 class RankCollator:

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import (
@@ -37,6 +34,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.number_format import format_bytes
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.snapshot import Snapshot
+from forgather.ml.trainer.staging import Staging
 
 
 def retention_of(args: TrainingArguments) -> Retention:
@@ -119,38 +117,6 @@ class CheckpointWriter:
         return folder
 
 
-class Staging:
-    """Host memory buffers into which snapshots are copied; later snapshots reuse the buffers."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
-
-    def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with all its tensors copied to host memory, after all copies are complete.
-
-        Units:
-            Host memory: the bytes of all tensors of the snapshot, which stay allocated until the next call.
-        """
-        held = {(file, key): tensor for file, tensors in snapshot.tensors.items() for key, tensor in tensors.items()}
-        # Buffers are kept between saves: allocating page-locked memory takes longer than filling it.
-        self._buffers = {place: self._filled(place, tensor) for place, tensor in held.items()}
-        # Copies to pinned memory are asynchronous: training changes the weights in place as soon as this returns.
-        for device in {tensor.device for tensor in held.values() if tensor.device.type != "cpu"}:
-            torch.accelerator.current_stream(device).synchronize()
-        copies: dict[str, dict[str, Tensor]] = {file: {} for file in snapshot.tensors}
-        for (file, key), buffer in self._buffers.items():
-            copies[file][key] = buffer
-        return dataclasses.replace(snapshot, tensors=copies)
-
-    def _filled(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(place)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            # Only a copy to pinned memory is asynchronous.
-            pinned = tensor.device.type == "cuda"
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
-        return buffer.copy_(tensor.detach(), non_blocking=True)
-
-
 _log = get_logger(__name__)
 
 # Status of a failed save in the sum over processes: more than any number of processes, and exact in float32.
@@ -180,6 +146,7 @@ class BackgroundWriter:
         self._pending = _WriteThread(snapshot.step, functools.partial(self._write, write, copy))
 
     def _write(self, write: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
+        self._staging.wait()
         with collectives.use_groups(self._channel):
             write(snapshot)
 

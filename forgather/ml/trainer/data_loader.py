@@ -484,6 +484,7 @@ class TrainBatches:
                 num_tokens=sum(item.num_tokens for item in ready),
                 num_rows=sum(item.num_rows for item in ready),
                 num_unpadded=sum(item.num_unpadded for item in ready),
+                num_pairs=sum(item.num_pairs for item in ready),
                 is_last=ready[-1].is_last,
                 is_full=all(item.num_rows == self._own.share.rows for item in ready),
             )

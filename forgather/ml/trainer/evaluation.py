@@ -159,11 +159,12 @@ def _evaluate_one(
     sums = _Sums(strategy)
     metrics = _SetMetrics(functions, strategy, own.num_rows) if functions.compute is not None else None
     path = getattr(strategy.rule, "path", None) if metrics is None else None
+    compute = strategy.evaluate_loss if metrics is None else strategy.evaluate
     for ready, is_last in with_last(_in_step(own, strategy)):
         if wants_end is not None and wants_end():
             return None
         with contextlib.nullcontext() if path is None else path.dropping_logits():
-            found = strategy.evaluate(ready.batch)
+            found = compute(ready.batch)
         sums.add(found.loss, found.num_valid, ready.num_rows)
         if metrics is not None:
             metrics.add(ready, found, is_last=is_last)

@@ -95,9 +95,11 @@ class Meter:
         self.total_tokens = 0
         self.grad_norm: float | Tensor | None = None
         self.learning_rate = 0.0
+        self.document_length: float | None = None
+        """The length of the document of a token, as a mean over the tokens of the last line; None if it is unknown."""
         self._total = _Sums()
         self._line = _Sums()
-        self._tokens = self._rows = 0
+        self._tokens = self._rows = self._pairs = 0
         # Steps of the current line that were trained before a resume: rates must not include them.
         self._resumed = 0
         self._own_steps = 0
@@ -132,6 +134,7 @@ class Meter:
         self.grad_norm = None if update.skipped else update.grad_norm
         self._tokens += window.num_tokens
         self._rows += window.num_rows
+        self._pairs += window.num_pairs
         self.total_rows += window.num_rows
 
     @contextmanager
@@ -194,6 +197,7 @@ class Meter:
             # The device has finished what the host had queued.
             values["host_ahead_seconds"] = now - began
         values |= memory_facts(self.device)
+        self.document_length = self._pairs / self._tokens if self._pairs and self._tokens else None
         self._close_line()
         self._line_began = now
         return values
@@ -208,7 +212,8 @@ class Meter:
         )
         self.total_tokens += self._tokens
         self._own_steps += line.steps - self._resumed
-        self._line, self._tokens, self._rows, self._resumed = _Sums(), 0, 0, 0
+        self._line, self._resumed = _Sums(), 0
+        self._tokens = self._rows = self._pairs = 0
 
     def summary(self) -> dict[str, float]:
         """Returns the metrics of the whole run. Synchronizes with the device."""

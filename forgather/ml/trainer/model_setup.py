@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from forgather.errors import TrainingError
+from forgather.ml.activation_budget import Budgeted
 from forgather.ml.activation_checkpointing import Recomputation, repeated_blocks
 from forgather.ml.adapter_base import base_of, describe_base, is_peft_model, note_base
 from forgather.ml.adapters import Adapter
@@ -52,6 +53,7 @@ def preparation(args: TrainingArguments) -> list[Step]:
             backend=args.torch_compile_backend or "inductor",
             mode=args.torch_compile_mode,
             by_blocks=args.torch_compile_regions is not False,
+            memory_budget=args.activation_memory_budget,
         )
         # Compilation comes last: it has to see the forward methods that recompute activations.
         steps.append(compiles)
@@ -178,7 +180,14 @@ def _refuse_frozen_inputs(model: nn.Module) -> None:
         ).about("args.gradient_checkpointing_kwargs.use_reentrant")
 
 
-def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks: bool = False) -> None:
+def compile_model(
+    model: nn.Module,
+    *,
+    backend: str,
+    mode: str | None,
+    by_blocks: bool = False,
+    memory_budget: float | None = None,
+) -> None:
     """Compiles the model in place.
 
     Args:
@@ -187,6 +196,8 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
         mode: the `mode` argument of `torch.compile`; None is torch's default.
         by_blocks: whether to compile each repeated block instead of the whole model. A model without repeated blocks is
             compiled as a whole.
+        memory_budget: which part of its activations a compiled unit may keep for the backward pass; None for torch's
+            setting.
 
     Raises:
         TrainingError: FG823 if torch has no backend of this name, or its inductor no such mode.
@@ -203,9 +214,13 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._inductor.list_mode_options())),
         ).about("args.torch_compile_mode")
+    compiler: Any = backend
+    if memory_budget is not None:
+        # One object for all units: equal units are compiled once.
+        compiler, mode = Budgeted(backend, mode, memory_budget), None
     for unit in (repeated_blocks(model) if by_blocks else ()) or [model]:
         # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
-        unit.compile(backend=backend, mode=mode)
+        unit.compile(backend=compiler, mode=mode)
 
 
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:

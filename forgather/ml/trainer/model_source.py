@@ -23,11 +23,8 @@ from forgather import __version__
 from forgather.errors import TrainingError
 from forgather.ml.adapters import Adapter
 from forgather.ml.data.cache import content_key
-from forgather.ml.log import get_logger
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
-
-_log = get_logger(__name__)
 
 
 def is_made_anew(model: Any) -> bool:
@@ -44,14 +41,14 @@ def is_made_anew(model: Any) -> bool:
 
 
 def initial_weights(args: TrainingArguments, model: Any) -> str:
-    """Returns how the model gets its weights: "sequential" or "counter". A loaded model keeps its stored ones.
+    """Returns how the model gets its weights: "sequential" or "counter".
 
     Args:
         args: the training arguments.
         model: the model, or the function that makes it, or None.
 
     Raises:
-        TrainingError: FG620 if the model exists already, and its weights should be computed by position.
+        TrainingError: FG620 if the model exists already or is loaded, and its weights should be computed by position.
     """
     if args.initial_weights == "sequential" or model is None:
         return "sequential"
@@ -63,8 +60,12 @@ def initial_weights(args: TrainingArguments, model: Any) -> str:
             "(also for one process), or write !partial before the constructor of the model",
         ).about("args.initial_weights")
     if not is_made_anew(model) or getattr(_unwrapped_partial(model)[0], "__name__", "").endswith("from_pretrained"):
-        _log.warning("initial_weights: counter has no effect on a model that is loaded: it keeps its stored weights")
-        return "sequential"
+        raise TrainingError(
+            "initial_weights is 'counter', and the model is loaded with the weights of its files",
+            code="FG620",
+            hint="remove initial_weights: a loaded model has no weights to compute, and each process of a sharded "
+            "strategy reads its own slices of the files; or make a new model by from_config",
+        ).about("args.initial_weights")
     return "counter"
 
 

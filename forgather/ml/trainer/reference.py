@@ -300,6 +300,8 @@ def reference_scores(
     """
     if not getattr(strategy.rule, "needs_reference", False):
         return None
+    # The scores, or the key under which they are stored, are computed from the initial weights.
+    strategy.make_unset_weights()
     return ReferenceScores(strategy, args, collate, getattr(loss, "reference", None))
 
 

@@ -480,6 +480,22 @@ def read_progress(folder: Path) -> TrainerState | None:
     return state
 
 
+def is_expected(request: bool | str | os.PathLike[str] | None, output_dir: Path) -> bool:
+    """Returns whether `resolve_resume` is expected to find a checkpoint of this library. No file is verified.
+
+    Args:
+        request: see `resolve_resume`.
+        output_dir: see there.
+    """
+    if request is None or request is False:
+        return False
+    if request is not True and str(request) != "auto":
+        folders = [Path(request).expanduser()] if can_be_path(request) else []
+    else:
+        folders = [folder for _, folder in list_checkpoints(output_dir)]
+    return any((folder / MANIFEST).is_file() for folder in folders)
+
+
 def resolve_resume(
     request: bool | str | os.PathLike[str] | None,
     output_dir: Path,

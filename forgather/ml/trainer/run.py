@@ -23,6 +23,7 @@ from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.checkpoint.rng import capture_rng, gathered_rng, restore_rng, seed_process
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
+from forgather.ml.distributed.exposed_communication import ExposedCommunication
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
@@ -108,6 +109,9 @@ class Run:
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.utilization = Utilization(str(self.args.logging_dir))
         self.recompilations = Recompilations(enabled=self.args.torch_compile)
+        self.communication = ExposedCommunication(
+            self.args.communication_share, strategy.topology.device, several=self.sync.several
+        )
         self.clock = StepClock(lambda: bool(session.dispatcher.listeners("on_step_record")), self._send_record)
         self.guard = choose_guard(
             self.args,
@@ -221,6 +225,9 @@ class Run:
         self._freezing.apply(self.strategy, self.session.state.global_step, self.data.epoch)
         begin_step(self.session.control)
         self.session.send("on_step_begin")
+        self.clock.enter(None)
+        with self.meter.paused():
+            self.communication.begin_step()
         self.clock.enter("forward_backward")
 
     def _set_phase(self, activity: str) -> None:
@@ -323,6 +330,7 @@ class Run:
         phase.set_phase("going back to a checkpoint", bad)
         self.clock.flush(wait=True)
         self.clock.drop()
+        self.communication.close()
         self.sync.set_host_counts(window)
         with self.meter.paused():
             self.saver.report_finished(wait=True)
@@ -372,6 +380,9 @@ class Run:
             KeyboardInterrupt: on every process, if one process was asked to stop during the step.
         """
         state, control = self.session.state, self.session.control
+        self.clock.enter(None)
+        with self.meter.paused():
+            self.communication.end_step()
         self.sync.set_host_counts(window)
         # Read before the schedule steps: the log line shows the rate that this step used.
         learning_rate = self.present_learning_rate
@@ -472,7 +483,8 @@ class Run:
         values = line | self._rates_of_groups() | self.tokens_seen()
         # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
         self.clock.flush(wait=True)
-        values |= self.utilization.metrics(values) | self.recompilations.metrics()
+        values |= self.utilization.metrics(values, document_length=self.meter.document_length)
+        values |= self.recompilations.metrics() | self.communication.metrics()
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
         self.saver.written_step = -1
         with self.meter.paused():

@@ -58,7 +58,8 @@ from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 # Folders, names and patience: they do not influence what is computed.
 _PLACES = frozenset(
     """output_dir logging_dir run_name report_to project resume_from_checkpoint allow_missing allow_changed data_retries
-    push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision""".split()
+    skip_initial_weights_on_resume push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push
+    hub_revision""".split()
 )
 
 

@@ -53,7 +53,7 @@ class _StepSums(NamedTuple):
     They are tensors on the device, or numbers that the host has read.
 
     Args:
-        valid, tokens, rows, unpadded: the counts of the next window, if it was read ahead.
+        valid, tokens, rows, unpadded, pairs: the counts of the next window, if it was read ahead.
         stop: the codes of stop requests and control requests.
         present: the number of ranks that have a next window.
         save: the states of a background save.
@@ -65,6 +65,7 @@ class _StepSums(NamedTuple):
     tokens: Any
     rows: Any
     unpadded: Any
+    pairs: Any
     stop: Any
     present: Any
     save: Any
@@ -228,7 +229,8 @@ class RunSync:
         A window is the micro-batches of one optimizer step.
         """
         if window.counts is not None:
-            _, window.num_tokens, window.num_rows, window.num_unpadded = map(int, window.counts.read().tolist()[:4])
+            counts = map(int, window.counts.read().tolist()[1:5])
+            window.num_tokens, window.num_rows, window.num_unpadded, window.num_pairs = counts
             window.counts = None
 
     def step(
@@ -252,7 +254,7 @@ class RunSync:
         if looks_ahead and self._source is not None:
             self._ahead = self._read_ahead(self._source)
         window = self._ahead.window if self._ahead is not None else None
-        sizes = (0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
+        sizes = (0.0, 0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
         save, status = self.save_status()
         sums = self._on_device(
             [0.0, *sizes, self._code, float(window is not None), status], window if self._contributes_counts else None
@@ -275,7 +277,7 @@ class RunSync:
             save: the background save whose states are in the sums; None if there is none.
 
         Shapes:
-            sums: (9,).
+            sums: (10,).
         """
         ahead = self._ahead
         if host_can_read(self._device):
@@ -387,5 +389,5 @@ def has_foreign(callbacks: Sequence[TrainerCallback]) -> bool:
     return any(type(one).__module__.partition(".")[0] not in ("forgather", "transformers") for one in callbacks)
 
 
-def _sizes(window: Window) -> tuple[float, float, float]:
-    return float(window.num_tokens), float(window.num_rows), float(window.num_unpadded)
+def _sizes(window: Window) -> tuple[float, float, float, float]:
+    return float(window.num_tokens), float(window.num_rows), float(window.num_unpadded), float(window.num_pairs)

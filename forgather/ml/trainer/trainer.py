@@ -217,6 +217,9 @@ class Trainer(WithOwnLoss):
             groups.read(made)
 
         source = model_init if model is None else model
+        request, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
+        # The frozen weights of an adapter's base model are in no checkpoint.
+        waits = args.skip_initial_weights_on_resume and adapter is None and model_source.is_made_anew(source)
         return Recipe(
             make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args, choose),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
@@ -227,6 +230,8 @@ class Trainer(WithOwnLoss):
             stored_in=model_source.stored_in(source, adapter),
             initial_weights=model_source.initial_weights(args, source),
             model_key=functools.partial(model_source.model_key, source, args.seed, adapter),
+            is_resumed=functools.partial(resume.is_expected, request, output_dir) if waits else None,
+            offload_activations=args.activation_offloading,
         )
 
     @property
@@ -319,6 +324,8 @@ class Trainer(WithOwnLoss):
         # The main process chose the folder alone; now all of them check that they see the same one.
         if folder is not None:
             resume.refuse_unreadable(folder)
+        else:
+            self.strategy.make_unset_weights()
         # Seeded again: numbers that were drawn since the model was built must not change the run.
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
@@ -363,6 +370,7 @@ class Trainer(WithOwnLoss):
             raise
         finally:
             run.recompilations.close()
+            run.communication.close()
             run.requests.close(ended)
             remove_noise_from_embeddings(self.model)
 
@@ -551,6 +559,7 @@ class Trainer(WithOwnLoss):
         datasets = self.eval_dataset if eval_dataset is None else eval_dataset
         if datasets is None:
             raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
+        self.strategy.make_unset_weights()
         with self._session.receiving():
             metrics = self._evaluate(datasets, metric_key_prefix, None)
         assert metrics is not None, "nothing interrupts it"  # noqa: S101
@@ -598,6 +607,7 @@ class Trainer(WithOwnLoss):
             TrainingError: FG803 if there are no rows; FG871 or FG872 if metrics cannot be computed; FG964 if answers
                 are generated and the rows are no prompts.
         """
+        self.strategy.make_unset_weights()
         with self._session.receiving():
             if self.answer_generator is not None:
                 answered = self.answered(test_dataset)
@@ -632,6 +642,7 @@ class Trainer(WithOwnLoss):
             raise TrainingError(
                 "the trainer generates no answers", code="FG963", hint="set predict_with_generate: true"
             ).about("args.predict_with_generate")
+        self.strategy.make_unset_weights()
         with restored_train_modes(self.strategy.model):
             found = self.answer_generator.answer(dataset, after_batch=lambda: self._session.send("on_prediction_step"))
         assert found is not None, "nothing interrupts it"  # noqa: S101
@@ -649,6 +660,7 @@ class Trainer(WithOwnLoss):
             TrainingError: FG817 if the folder cannot be written to.
         """
         phase.set_phase("saving the model", self.state.global_step)
+        self.strategy.make_unset_weights()
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         # Every process takes part in gathering the weights; only the main process keeps them.
         place = model_export.spill_place(self.storage, folder) if self.strategy.topology.is_writer else None

@@ -5,6 +5,7 @@ one process over the same global batches. Keeps true: both runs go through the p
 strategy but that of one process; a sabotaged cell must be far off, or the bench measures nothing.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -22,6 +23,7 @@ import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.optim import MuonWithAdamW
 from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.ml.moved_activations import moved_to_host
 from tests.ml.packed_rows import SYMBOLS, VOCAB, packed
 from tests.patience import patience
 
@@ -41,8 +43,19 @@ PRECISIONS = {
 # Eleven tokens a chunk do not divide the tokens of any micro-batch.
 _CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 11}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+_OFFLOADED = {"settings": {"activation_offloading": True}, "moves": True, "as": ""}
 OPTIONS = {
     "": {},
+    "offloaded": _OFFLOADED,
+    "offloaded, recomputed": {
+        **_OFFLOADED,
+        "settings": {"activation_offloading": True, "gradient_checkpointing": True},
+    },
+    "offloaded, compiled": {**_OFFLOADED, "settings": {"activation_offloading": True, **_COMPILED}},
+    "offloaded, chunked loss": {**_OFFLOADED, "settings": {"activation_offloading": True, **_CHUNKED}},
+    "offloaded, LoRA": {**_OFFLOADED, "adapter": {"r": 4, "lora_alpha": 8}, "as": "LoRA"},
+    "bf16, offloaded": {**_OFFLOADED, "settings": {"activation_offloading": True, "bf16": True}, "as": "bf16"},
+    "half of the activations": {"settings": {**_COMPILED, "activation_memory_budget": 0.5}, "as": ""},
     "bf16": {"settings": {"bf16": True}},
     "fp16": {"settings": {"fp16": True}, "as": ""},
     "compiled": {"settings": _COMPILED, "as": ""},
@@ -106,6 +119,12 @@ OPTIONS = {
         "settings": {"ema_decay": 0.8, "ema_update_after_step": 1, "eval_strategy": "steps", "eval_steps": 2},
         "evaluates": True,
     },
+    "evaluated": {"settings": {"eval_strategy": "steps", "eval_steps": 1}, "evaluates": True},
+    "evaluated, chunked loss": {
+        "settings": {**_CHUNKED, "eval_strategy": "steps", "eval_steps": 1},
+        "as": "evaluated",
+        "evaluates": True,
+    },
     "averaged, LoRA": {"settings": {"ema_decay": 0.8}, "adapter": {"r": 4, "lora_alpha": 8}},
     "noise": {"settings": {"neftune_noise_alpha": 5.0}},
     "several": {
@@ -130,7 +149,9 @@ OPTIONS = {
     "counter, LoRA": {"settings": {"initial_weights": "counter"}, "adapter": {"r": 4, "lora_alpha": 8}},
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
-"""What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
+"""What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with.
+
+"moves": activations are moved to the host, as they are on a GPU."""
 
 LIMITS = {
     "half": {"loss": 1e-3, "grad_norm": 1e-2, "updrel": 3e-2},
@@ -357,7 +378,9 @@ def train(cell, sabotage=None):
         if sabotage is not None:
             sabotage(trainer)
         before = _whole(trainer)
-        trainer.train()
+        with moved_to_host() if option.get("moves") else contextlib.nullcontext() as moved:
+            trainer.train()
+        assert moved is None or moved, "nothing was moved to the host"
         return Curve(recorder.losses, recorder.norms, before, _whole(trainer))
 
 

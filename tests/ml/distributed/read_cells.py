@@ -98,7 +98,7 @@ CELLS = [
     ReadCell("tensor parallel x FSDP2", 4, settings={**_FSDP, **_TP}, dp_size=2),
     _pipeline("GPipe"),
     _pipeline("1F1B", quick=True),
-    _pipeline("Interleaved1F1B", 2, quick=True),
+    _pipeline("Interleaved1F1B", 2),
     _pipeline("LoopedBFS", 2),
     _pipeline("InterleavedZeroBubble", 2),
     _pipeline("ZBVZeroBubble", 2, quick=True),

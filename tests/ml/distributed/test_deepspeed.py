@@ -158,6 +158,7 @@ def test_zero_equals_one_process(stage, model, optimizer, accumulation):
         assert_equal(expected, found, loss=2e-6, norm=5e-6, update=1e-5 if optimizer == "sgd" else 2e-5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("stage", "settings"),
     thinned(

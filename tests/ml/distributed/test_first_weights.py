@@ -1,6 +1,7 @@
-"""First weights at size: what a process holds while it gets its slices, and that nothing is written to files."""
+"""First weights at size: what a process holds while it gets its slices or waits for a checkpoint, and no files."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,13 @@ def _memory(name):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def peak(changes, fills):
+def peak(changes, fills, is_resumed=None):
     """Returns how far the memory of this rank rises while it gets its slices, and the bytes of the slices."""
     topology = started()
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
-    weights = make_initial_weights(recipe_of(lambda: make(**changes), fills=fills), topology)
+    recipe = replace(recipe_of(lambda: make(**changes), fills=fills), is_resumed=is_resumed)
+    weights = make_initial_weights(recipe, topology)
     model = weights.on_meta()
     for layer in model.model.layers:
         fully_shard(layer)
@@ -56,12 +58,22 @@ def test_a_rank_holds_little_more_than_its_slices_of_220_million_parameters(reco
         assert rise <= 1.3 * held
 
 
-def files(changes, fills):
+@pytest.mark.matrix
+def test_a_rank_holds_its_slices_alone_before_a_resume(record_property):
+    found = run_ranks(4, peak, {}, "sequential", lambda: True, timeout=120)
+    record_property("of_its_shard", max(rise / held for rise, held in found))
+    for rise, held in found:
+        assert rise <= 1.3 * held
+    # Without a checkpoint, one rank makes the whole model.
+    assert max(rise / held for rise, held in run_ranks(4, peak, {}, "sequential", timeout=300)) > 3
+
+
+def files(changes, fills, is_resumed=None):
     """Returns the files and folders that were made in the temporary folder while this rank got its slices."""
     made = []
     mkdtemp = tempfile.mkdtemp
     tempfile.mkdtemp = lambda *args, **kwargs: made.append(kwargs) or mkdtemp(*args, **kwargs)
-    peak(changes, fills)
+    peak(changes, fills, is_resumed)
     return len(made)
 
 
@@ -69,3 +81,4 @@ def files(changes, fills):
 def test_no_file_is_written(fills, expected):
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 64}
     assert expected == run_ranks(2, files, small, fills)
+    assert [0, 0] == run_ranks(2, files, small, fills, lambda: True)

@@ -55,6 +55,7 @@ def part(folder, layout, callbacks=(), given=None, resume=True):
     settings = {
         **COMMON, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
         "load_best_model_at_end": True, "per_device_eval_batch_size": batch_size, **settings, **(given or {}),
+        "resume_from_checkpoint": resume,
     }  # fmt: skip
     trainer = trainer_class(
         model,
@@ -67,7 +68,7 @@ def part(folder, layout, callbacks=(), given=None, resume=True):
     )
     stopped = None
     try:
-        trainer.train(resume_from_checkpoint=resume)
+        trainer.train()
     except KeyboardInterrupt as error:
         stopped = type(error).__name__
     names = ("step", "loss", "grad_norm", "eval_loss", "epoch")

@@ -105,7 +105,7 @@ def on_ranks(kind, *args):
     return [trained(kind, *args)] if ranks == 1 else run_ranks(ranks, trained, kind, *args)
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, lambda kind: kind in ("single", "DDP")))
+@pytest.mark.parametrize("kind", thinned(KINDS, lambda kind: kind == "DDP"))
 def test_losses_and_weights_are_bit_identical_with_and_without_monitors(kind, tmp_path):
     plain = on_ranks(kind, tmp_path / "plain", False)
     watched = on_ranks(kind, tmp_path / "watched", True)

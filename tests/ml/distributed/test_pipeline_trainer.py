@@ -121,6 +121,7 @@ def _samples(folder, trainer_class, arguments_class, settings):
     return True
 
 
+@pytest.mark.matrix
 def test_text_samples_are_those_of_one_process(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

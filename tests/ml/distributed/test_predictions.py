@@ -30,7 +30,7 @@ CELLS = {
     "1F1B": (2, {"schedule_class": "Schedule1F1B", "pipeline_chunks": 2}),
     "ZBV x DP2": (4, {"schedule_class": "ScheduleZBVZeroBubble", "pipeline_chunks": 4, "data_parallel_size": 2}),
 }
-QUICK = ("FSDP2", "TP2", "1F1B")
+QUICK = ("FSDP2", "1F1B")
 
 
 def rows(labelled=True):

@@ -100,7 +100,11 @@ def _train_stages(folder, rates, stop, resume, allowed=None):
 
 
 @pytest.mark.parametrize(
-    "rates", [{"embed_tokens": 1e-3}, {"embed_tokens": 1e-3, "lm_head": 2e-3}], ids=["one stage", "both stages"]
+    "rates",
+    [
+        pytest.param({"embed_tokens": 1e-3}, id="one stage"),
+        pytest.param({"embed_tokens": 1e-3, "lm_head": 2e-3}, id="both stages", marks=pytest.mark.matrix),
+    ],
 )
 def test_stages_with_other_groups_resume_exactly(tmp_path, rates):
     whole = run_ranks(2, _train_stages, str(tmp_path / "whole"), rates, None, None)

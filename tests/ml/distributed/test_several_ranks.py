@@ -179,7 +179,7 @@ def dropping():
     return tiny_llama(attention_dropout=0.1)
 
 
-@pytest.mark.parametrize("change", [(1, 2), (2, 1), pytest.param((2, 4), marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("change", thinned([((1, 2),), ((2, 1),), ((2, 4),)], lambda change: change == (2, 1)))
 def test_a_checkpoint_is_resumed_by_another_number_of_processes(change, tmp_path):
     alone = run(tmp_path / "alone", 1, 4, {})
     for ranks in change:

@@ -91,7 +91,7 @@ PADDED = torch.tensor([[1] * 12, [1] * 9 + [0] * 3, [1] * 5 + [0] * 7])
 KEYWORDS = {"causal": {}, "packed": {"position_ids": PACKED}, "padded": {"attention_mask": PADDED}}
 
 
-@pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.parametrize("kind", thinned(TRANSFORMERS, lambda kind: TRANSFORMERS.index(kind) % 2 == 1))
 def test_chained_stages_equal_the_whole_transformer(kind):
     model = transformer(kind)
     plan = plan_split(on_meta_device(model), "auto", 4)

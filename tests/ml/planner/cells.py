@@ -1,5 +1,6 @@
 """Runs whose memory is both traced and measured: trainers by name, the peak of torch's profiler, and the traced one."""
 
+import contextlib
 import functools
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.ml.moved_activations import moved_to_host
 from tests.ml.planner import cell_models
 from tests.ml.planner.live_bytes import profiled
 
@@ -72,6 +74,13 @@ SHARDED = {"fsdp": "full_shard"}
 CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 32}
 QUICK = [
     Cell("single"),
+    Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
+]
+ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
+ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
+OFFLOADED = {"activation_offloading": True}
+_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
+FULL = [
     Cell(
         "LoRA, recomputed, bf16, accumulated",
         args={"gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 3},
@@ -80,16 +89,13 @@ QUICK = [
         above=0.05,
     ),
     Cell("DDP of 2 blocks", 2, "AccelTrainer", layers=2, above=0.1, below=0.03),
-    Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
-]
-ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
-ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
-_RECOMPUTED, _KWARGS = {"gradient_checkpointing": True}, "gradient_checkpointing_kwargs"
-FULL = [
     Cell("single, recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}),
     Cell("single, products kept", args={**_RECOMPUTED, _KWARGS: {"mode": "selective"}}),
     Cell("single, every third", args={**_RECOMPUTED, _KWARGS: {"every_n_layers": 3}}, layers=7),
     Cell("single, offloaded", args={**_RECOMPUTED, _KWARGS: {"offload": True}}),
+    Cell("single, all activations offloaded", args=OFFLOADED, device_type="cuda", layers=6),
+    Cell("single, inputs offloaded", args={**OFFLOADED, **_RECOMPUTED}, device_type="cuda", layers=6),
+    Cell("FSDP2, activations offloaded", 2, "AccelTrainer", {**SHARDED, **OFFLOADED}, **ALL_AT_ONCE, above=0.05),
     Cell("LoRA, accumulated", args={"gradient_accumulation_steps": 3}, adapter=True, above=0.05),
     Cell("DDP", 2, "AccelTrainer", above=0.1, below=0.03),
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
@@ -110,6 +116,9 @@ FULL = [
     Cell("DDP on 4", 4, "AccelTrainer", above=0.1, below=0.03),
     Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, above=0.1, below=0.03),
     Cell("tensor, FSDP2", 4, "AccelTrainer", {**SHARDED, "tensor_parallel_size": 2}, above=0.1, below=0.03),
+    Cell("context", 2, "AccelTrainer", {"context_parallel_size": 2}, above=0.1, below=0.03),
+    Cell("context on 4", 4, "AccelTrainer", {"context_parallel_size": 4}, above=0.1, below=0.03),
+    Cell("context, FSDP2", 4, "AccelTrainer", {**SHARDED, "context_parallel_size": 2}, above=0.1, below=0.03),
     pipeline("1F1B of 8 blocks", "Schedule1F1B"),
     pipeline("GPipe", "ScheduleGPipe"),
     pipeline("interleaved 1F1B", "ScheduleInterleaved1F1B", stages_per_rank=2),
@@ -147,7 +156,8 @@ def measured_peak(make, device_type="cpu"):
 
     Optimizers take the path that they take by default on the type of device. The process must be new.
     """
-    with profiled(STEPS[1:]) as found:
+    moves = moved_to_host() if device_type == "cuda" else contextlib.nullcontext()
+    with profiled(STEPS[1:]) as found, moves:
         trainer = make()
         strategy = trainer.strategy
         optimizer = strategy.build_optimizer()

@@ -70,6 +70,7 @@ def planned(name, cluster, *changes):
     return traced_plan(Project(name, ".", trust=True, overrides=[*changes]), **cluster, device_type="cuda")[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.matrix, id=one) for one in KINDS]
 )

@@ -93,6 +93,7 @@ OF_BOTH = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("cell", "is_shared"),
     [(Cell("single", layers=6), True), *(pytest.param(*one, marks=pytest.mark.matrix) for one in OF_BOTH)],
@@ -144,6 +145,7 @@ OFFLOADED = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("world_size", "args", "own_args", "parts", "above", "layers"),
     [

@@ -91,6 +91,7 @@ def counted(work, *names):
 ACCUMULATED = {"bf16": True, "gradient_accumulation_steps": 3}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "args", [pytest.param({}, marks=pytest.mark.matrix), ACCUMULATED], ids=["float32", "accumulated"]
 )

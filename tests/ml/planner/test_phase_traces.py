@@ -87,6 +87,7 @@ def planned(layout, output_dir, **given):
     return plan, {phase["phase"]: phase for phase in plan["ranks"][0]["phases"]}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", thinned(LAYOUTS, lambda layout: layout == "one"))
 def test_answers_need_what_is_planned(layout, tmp_path):
     plan, phases = planned(layout, tmp_path)

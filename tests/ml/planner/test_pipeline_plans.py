@@ -36,10 +36,8 @@ def sizes(schedule, ranks, per_rank, parts, cuts, *, runs=1, replicas=1):
     )
 
 
-QUICK = [
+CELLS = [
     (False, sizes("1F1B", 2, 1, 5, (5,))),
-]
-FULL = [
     (False, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
     (True, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
     (False, sizes("1F1B", 4, 1, 8, (3, 6, 9))),
@@ -109,9 +107,8 @@ def seconds(work):
     return step_time(work, hardware("h200"), Efficiency(), simulate=schedule_seconds).seconds
 
 
-@pytest.mark.parametrize(
-    ("recomputes", "one"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.matrix) for case in FULL)], ids=str
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("recomputes", "one"), CELLS, ids=str)
 def test_a_drawn_pipeline_equals_its_own_plan(recomputes, one, drawn, tmp_path):
     plan, work = drawn(recomputes, one)
     own, own_work = traced(recomputes, one, tmp_path)

@@ -111,6 +111,7 @@ def test_the_memory_is_that_of_the_longest_rows_and_the_work_that_of_the_first(t
     assert (plan["tokens_per_row"], work.tokens_per_row < 64) == (64, True)
 
 
+@pytest.mark.matrix
 def test_the_evaluation_is_planned_with_its_own_batch(tmp_path):
     sets = {"short": [row(8) for _ in SHORT], "long": [row(length) for length in LENGTHS]}
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgather.ml.planner.allocations import Allocation, Region
+from forgather.ml.planner.allocations import HOST, Allocation, Region
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
+from forgather.ml.planner.host_activations import ON_THE_WAY
 from forgather.ml.planner.peaks import Moment, Peak
 from tests.ml.planner.cells import FULL, ONE_ROW, QUICK, Cell, measured, traced
 from tests.ml.planner.model_cells import CELLS
@@ -17,8 +18,10 @@ ESTIMATES = json.loads((Path(__file__).parents[1] / "recorded" / "memory_estimat
 
 
 def planned(trace):
-    return max(peak.num_bytes for at, peak in trace.peaks.items() if at.phase != "evaluation") + sum(
-        trace.facts.untraced.values()
+    """Returns the bytes of the device at the peak, without copies on their way, which there are none of on a CPU."""
+    untraced = {**trace.facts.untraced, ON_THE_WAY: 0}
+    return max(peak.num_bytes for at, peak in trace.peaks.items() if at.phase not in ("evaluation", HOST)) + sum(
+        untraced.values()
     )
 
 
@@ -57,6 +60,22 @@ def test_a_plan_of_another_batch_misses_the_peak(tmp_path):
     assert plan / real - 1 < -0.02
 
 
+def test_offloaded_activations_count_for_the_host(tmp_path):
+    kept, moved = (
+        traced(Cell("one", args=args, device_type="cuda", layers=2, length=64), tmp_path)[0]
+        for args in ({}, {"activation_offloading": True})
+    )
+    at = Region(HOST, -1)
+    assert planned(moved) < 0.9 * planned(kept)
+    assert at not in kept.peaks and set(moved.peaks[at].categories) == {"activations"}
+    sent = {name: 0 for name in ("host.to_host", "host.to_device")}
+    for message, count in moved.messages.items():
+        sent[message.name] += count * message.num_bytes
+    assert {*sent.values()} == {moved.peaks[at].num_bytes}
+    assert 0 < moved.facts.untraced[ON_THE_WAY] < moved.peaks[at].num_bytes
+
+
+@pytest.mark.matrix
 def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
     gpu = {"device_type": "cuda"}
     at_once, one_by_one, fused = (

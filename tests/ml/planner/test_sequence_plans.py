@@ -114,6 +114,7 @@ def test_the_plan_of_a_cell_is_that_of_a_run_with_its_sizes(name, tmp_path, reco
     record_property("figure: cells", len(cells))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CASES)
 def test_the_longest_rows_fit_and_one_step_more_does_not(name, tmp_path, record_property):
     make, sizes, steps = run_of(name)

@@ -121,6 +121,7 @@ def measured_evaluation(make, output_dir):
     return found.num_bytes
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", thinned(METRICS, lambda name: name == "all rows"))
 def test_predictions_that_are_kept_for_metrics_are_planned(name, tmp_path):
     world_size, changes = METRICS[name]
@@ -139,6 +140,7 @@ def test_predictions_that_are_kept_for_metrics_are_planned(name, tmp_path):
     assert ("predictions" in found.categories) == (name != "batch by batch")
 
 
+@pytest.mark.matrix
 def test_predictions_that_are_moved_to_the_host_leave_a_gpu_and_stay_on_a_cpu(tmp_path):
     def kept(device_type, **given):
         facts = ProcessFacts(rank=0, local_rank=0, world_size=1, local_world_size=1)
@@ -227,6 +229,7 @@ def test_other_sizes_are_planned_for_the_same_kind_of_device(tmp_path):
         largest_rows(make, **sizes, limit=2**40, most=2, device_type="cpu")
 
 
+@pytest.mark.matrix
 def test_the_largest_batch_is_found_as_for_other_trainers(tmp_path):
     found = largest_rows(
         functools.partial(trainer, tmp_path), world_size=1, local_world_size=1, limit=24 * 2**20, most=64

@@ -161,6 +161,7 @@ def test_a_constructor_that_reads_weights_is_refused_with_its_line(tmp_path):
     assert "FG962" == caught.value.code
 
 
+@pytest.mark.matrix
 def test_experts_in_32_bits_are_refused_or_planned_another_way(tmp_path):
     with pytest.raises(PlanError, match="experts") as caught:
         plan(trainer(model=experts), tmp_path)

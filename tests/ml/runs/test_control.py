@@ -18,7 +18,7 @@ from tests.runs.test_control_command import record
 
 SEEDS = (0, 1)
 CASES = [(layout, seed) for seed in SEEDS for layout in LAYOUTS]
-QUICK = {("one", 0), ("1F1B 2", 1)}
+QUICK = {("1F1B 2", 1)}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Every rank gets the initial weights of one process, whichever part of the model it holds."""
 
 import functools
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from forgather.errors import DistributedError, TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import loss_rule
-from forgather.ml.strategy import initial_weights
+from forgather.ml.strategy import initial_room, initial_weights
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
 from forgather.ml.types import Topology
@@ -171,3 +172,12 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(monkeypatch
     with pytest.raises(TrainingError, match="takes .*and this machine has 97.7 KiB") as caught:
         make_initial_weights(recipe_of(llama), alone())
     assert caught.value.code == "FG733"
+
+
+def test_a_temporary_folder_that_is_too_small_for_a_model_is_named(monkeypatch, caplog):
+    usage = shutil.disk_usage("/")
+    make_initial_weights(recipe_of(llama), alone())
+    assert "initial weights:" not in caplog.text
+    monkeypatch.setattr(initial_room.shutil, "disk_usage", lambda place: usage._replace(free=1024))
+    make_initial_weights(recipe_of(llama), alone())
+    assert "where 1.0 KiB are free: set initial_weights: counter, by which" in caplog.text

@@ -77,6 +77,7 @@ def saved(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).state_dict()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", thinned(LAYOUTS, lambda name: name == "shards"))
 def test_a_run_is_saved_and_resumed_as_one_of_one_process(name, tmp_path):
     ranks, replicas, more = LAYOUTS[name]

@@ -35,7 +35,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, reshard, shard, units_of
 from forgather.ml.strategy.gradients import GradientSums, clip_grads, grad_norm, share_of_squares, sum_gradients
-from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.initial_weights import make_initial_weights, make_unset_weights
 from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
 from forgather.ml.strategy.optimizer_step import OptimizerStep
@@ -255,6 +255,13 @@ class Pipeline(ModelStrategy):
         """The stages on this rank, as one module."""
         return self._local
 
+    def make_unset_weights(self) -> None:
+        """Gives the stages their initial weights if they still wait for a checkpoint.
+
+        Collective: every rank must call it.
+        """
+        make_unset_weights(self.model, self._recipe, self.topology, parts=list(self._local.stages.values()))
+
     def build_optimizer(self) -> Optimizer:
         """Makes and returns the optimizer of the stages on this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
@@ -292,7 +299,7 @@ class Pipeline(ModelStrategy):
                 return (total * 0.0 if isinstance(part, PaddingBatch) else total) / denom
             return self.rule.total(lambda *args, **kwargs: output, part, denom=denom) / denom
 
-        with self.precision.autocast(), self._rng.isolated():
+        with self.precision.autocast(), self._rng.isolated(), self._saving():
             after_stage = self._sum_stage if is_last and self._sums is not None else None
             self._unfinished = set(self._runner.stages)
             return self._runner.run(inputs, loss, after_stage=after_stage)
