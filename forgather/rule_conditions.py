@@ -33,6 +33,8 @@ SOMETHING: Final = _Something()
 """A value of which nothing is known except that it is not None."""
 AUTO: Final = "auto"
 """The value of a setting with `found`, which `fgcli train` replaces by a number before the run."""
+LARGEST_WHOLE: Final = 2**63 - 1
+"""The largest whole number that a setting may have."""
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -197,9 +199,9 @@ def _listed(value: Any, further: Collection[Any]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # NaN is not below any limit, and a whole number may have more digits than a float can have.
-    is_finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return is_finite and not isinstance(value, bool)
+    # NaN is not below any limit. torch, `islice` and JSON files of other programs have no longer whole numbers.
+    most = LARGEST_WHOLE if isinstance(value, int) else sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
 
 
 def _in_range(value: Any, rule: Mapping[str, Any]) -> bool:
@@ -228,7 +230,7 @@ _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     ),
     "list": lambda value, rule: isinstance(value, list | tuple),
     "flag": lambda value, rule: isinstance(value, bool),
-    "whole": lambda value, rule: isinstance(value, int) and not isinstance(value, bool) and _in_range(value, rule),
+    "whole": lambda value, rule: isinstance(value, int) and _is_number(value) and _in_range(value, rule),
     "number": lambda value, rule: _is_number(value) and _in_range(value, rule),
     "steps": lambda value, rule: _is_steps(value),
     "mapping": lambda value, rule: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),

@@ -24,7 +24,7 @@ from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
 from forgather.parameter_settings import parameter_facts
 from forgather.pipeline_schedules import with_schedules
-from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, holds, misfit, names_of
+from forgather.rule_conditions import AUTO, LARGEST_WHOLE, SOMETHING, UNKNOWN, holds, misfit, names_of
 from forgather.value_text import are_equal, json_word, shown
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
@@ -440,6 +440,8 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
             hint += "; a number in quotes is a text"
     elif isinstance(value, float) and not math.isfinite(value):
         hint += "; infinity and NaN are no numbers to compute with"
+    elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+        hint += f"; the largest whole number is {LARGEST_WHOLE}"
     message = f"{name.rpartition('.')[2]} is {shown(value)}"
     code, severity = rule.get("code", "FG813"), Severity(rule.get("severity", "error"))
     return Violation(code, message, name, hint=hint, severity=severity, expected=expected, found=value)
@@ -485,7 +487,7 @@ def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violati
 
     Args:
         name: the name of the switch, as in `activation_checkpointing`.
-        section: the section. Without `enabled`, a section is written to switch on.
+        section: the section. Without `enabled`, it is no value of a switch: in DeepSpeed, most sections are then off.
     """
     found: list[Violation] = []
     for key, value in section.items():
@@ -494,7 +496,7 @@ def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violati
         alias = alias_of("setting", str(key))
         hint = alias.why if alias is not None and alias.verdict == "none" else f"write {name}: true"
         found.append(Violation("FG811", f"{shown(key)} of {name} is not available", name, hint, found=value))
-    return section.get("enabled", True), found
+    return section.get("enabled", section), found
 
 
 def _set_inside(mapping: dict[str, Any], keys: Sequence[str], value: Any, prefix: str) -> bool:

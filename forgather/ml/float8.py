@@ -41,8 +41,9 @@ def compute_in_float8(model: nn.Module, *, recipe: str, exclude: Sequence[str], 
             device.
 
     Raises:
-        TrainingError: FG792 if the device does not multiply float8 matrices; FG793 if no layer is left to convert, a
-            name is that of no layer, the model has an adapter, or the sizes of a layer are no multiples of 16.
+        TrainingError: FG792 if the device does not multiply float8 matrices; FG793 if torchao is missing, no layer is
+            left to convert, a name is that of no layer, the model has an adapter, or the sizes of a layer are no
+            multiples of 16.
     """
     if is_planned(model):
         _log.warning("fp8 is left out of this plan: its products take less time, and its weights the same memory")
@@ -54,7 +55,10 @@ def compute_in_float8(model: nn.Module, *, recipe: str, exclude: Sequence[str], 
             hint="set fp8_emulate: true to try it out slowly, or take a GPU from the Hopper generation on",
         ).about("args.fp8")
     names = _chosen_layers(model, exclude)
-    torchao = import_module("torchao.float8")
+    try:
+        torchao = import_module("torchao.float8")
+    except ModuleNotFoundError as missing:
+        raise _refusal(f"fp8 is {recipe}, and torchao is not installed", "pip install torchao") from missing
     config = torchao.Float8LinearConfig.from_recipe_name(recipe)
     # The number of tokens of a batch is an inner size of the gradients of weights, and may be any number.
     config = dataclasses.replace(config, emulate=emulate, pad_inner_dim=True)

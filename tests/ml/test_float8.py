@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_what_cannot_compute_in_float8_is_one_located_sentence(model, words, cod
         compute_in_float8(model(), **{"recipe": "rowwise", "exclude": (), "emulate": True, **words})
     assert (code, True) == (caught.value.code, told in caught.value.message)
     assert caught.value.hint
+
+
+def test_without_torchao_it_is_one_located_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(TrainingError, match="torchao is not installed") as caught:
+        compute_in_float8(tiny_llama(**SIZES), recipe="rowwise", exclude=(), emulate=True)
+    assert ("FG793", "args.fp8") == (caught.value.code, caught.value.argument)
 
 
 def test_a_plan_leaves_it_out_and_says_so(caplog):

@@ -133,6 +133,7 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations: list[_Operation] = []
         self._formulas: dict[int, Formula] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
         self._made: list[weakref.ref[Tensor]] = []
 
     def __enter__(self) -> FillRecord:
@@ -180,7 +181,10 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Shapes:
             tensor: any shape.
         """
-        return self._formulas.get(_memory(tensor), _UNSET)
+        found = self._formulas.get(_memory(tensor), _UNSET)
+        if found is _UNSET or self._has_own_elements(tensor):
+            return found
+        return Formula(other="a view of another dtype", is_random=found.is_random or bool(found.draws))
 
     def replay(self, tensor: Tensor) -> Tensor:
         """Returns the values of a tensor that depends on no random numbers, by repeating its operations.
@@ -228,9 +232,15 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _LAYOUT_CHANGES:
             # The operations before it were recorded with the tensor, whose layout is another one now.
             return Formula(other=name, is_random=True)
+        if not self._has_own_elements(target):
+            # A formula is of the elements that the memory was made of, which the bits of others do not fill.
+            return self._other(func, target, args, kwargs, is_new=is_new)
         if is_new and name in _EMPTY:
             return _UNSET
         source = _source(name, args, kwargs)
+        if isinstance(source, Draw) and target.is_complex():
+            # One number is drawn for an element, and here it has two.
+            return Formula(other=f"{name} of complex numbers", is_random=True)
         if source is not None:
             return _replaced(earlier, Part(region, source))
         if name in _SAME_ELEMENTS and (copied := self._copied(target, name, args)) is not None:
@@ -242,6 +252,10 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if stepped is not None:
                 return stepped
         return self._other(func, target, args, kwargs, is_new=is_new)
+
+    def _has_own_elements(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor has the dtype of its memory, and is no view of other elements."""
+        return self._dtypes.setdefault(_memory(tensor), tensor.dtype) == tensor.dtype
 
     def _copied(self, target: Tensor, name: str, args: Sequence[Any]) -> Formula | None:
         """Returns the formula of a copy of a whole tensor; None if it has none."""
@@ -278,6 +292,8 @@ class FillRecord(TorchDispatchMode):  # type: ignore[no-untyped-call]
         mass = normal_probability((b - mean) / std) - normal_probability((a - mean) / std)
         if mass < 1e-3:
             raise UnrecordedError(f"trunc_normal_ draws from {a} to {b} around {mean}, which is the tail alone")
+        if not self._has_own_elements(tensor):
+            raise UnrecordedError("trunc_normal_ fills a view of another dtype")
         seed = torch.initial_seed() if generator is None else generator.initial_seed()
         with torch.no_grad():
             tensor.zero_()

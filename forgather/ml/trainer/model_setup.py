@@ -200,7 +200,7 @@ def compile_model(
             setting.
 
     Raises:
-        TrainingError: FG823 if torch has no backend of this name.
+        TrainingError: FG823 if torch has no backend of this name, or its inductor no such mode.
     """
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise TrainingError(
@@ -208,6 +208,12 @@ def compile_model(
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
         )
+    if mode is not None and backend == "inductor" and mode not in torch._inductor.list_mode_options():
+        raise TrainingError(
+            f"torch_compile_mode is {mode!r}",
+            code="FG823",
+            hint="one of: " + ", ".join(sorted(torch._inductor.list_mode_options())),
+        ).about("args.torch_compile_mode")
     compiler: Any = backend
     if memory_budget is not None:
         # One object for all units: equal units are compiled once.

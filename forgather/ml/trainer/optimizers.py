@@ -30,6 +30,7 @@ from forgather.ml.strategy.state import names_of
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.parameter_groups import ParameterGroups
+from forgather.value_text import shown
 
 _log = get_logger(__name__)
 
@@ -159,7 +160,8 @@ def _warn_of_conflict(optimizer: Optimizer, args: Any) -> None:
 
 def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     groups = decay_groups(model, args.weight_decay)
-    lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
+    # torch takes betas of one type only, and a config may say 0.
+    lr, betas = args.learning_rate, (float(args.adam_beta1), float(args.adam_beta2))
     trained = [one for group in groups for one in group["params"]]
     if args.optim in low_bit_optim.NAMES or args.bf16_stochastic_round:
         rounded = args.bf16_stochastic_round
@@ -190,7 +192,7 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
 
 
 def _bitsandbytes_optimizer(model: nn.Module, groups: list[dict[str, Any]], args: TrainingArguments) -> Optimizer:
-    betas = (args.adam_beta1, args.adam_beta2)
+    betas = (float(args.adam_beta1), float(args.adam_beta2))
     optimizer = bitsandbytes_optim.bitsandbytes_optimizer(
         args.optim, groups, model, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon
     )
@@ -241,8 +243,7 @@ def make_schedule(
     """
     warmup = args.get_warmup_steps(num_training_steps)
     if factory is None:
-        settings = dict(args.lr_scheduler_kwargs or {})
-        return _noting_rates(get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings))
+        return _noting_rates(_default_schedule(args, optimizer, warmup, num_training_steps))
     parameters = _parameters_of(factory)
     wanted = {"num_training_steps": num_training_steps, "num_warmup_steps": warmup}
     given = _unset_arguments(factory, parameters, wanted)
@@ -255,6 +256,20 @@ def make_schedule(
             hint="give a callable that takes the optimizer, as !partial:torch.optim.lr_scheduler:CosineAnnealingLR",
         )
     return _noting_rates(schedule)
+
+
+def _default_schedule(args: TrainingArguments | Any, optimizer: Optimizer, warmup: int, num_training_steps: int) -> Any:
+    settings = dict(args.lr_scheduler_kwargs or {})
+    try:
+        return get_scheduler(args.lr_scheduler_type, optimizer, warmup, num_training_steps, settings)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if not settings:
+            raise
+        raise TrainingError(
+            f"lr_scheduler_type {args.lr_scheduler_type} does not take lr_scheduler_kwargs {shown(settings)}: {error}",
+            code="FG813",
+            hint="see the arguments of this schedule in the documentation of transformers.optimization",
+        ).about("args.lr_scheduler_kwargs") from error
 
 
 def _noting_rates(schedule: Any) -> Any:

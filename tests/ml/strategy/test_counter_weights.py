@@ -201,6 +201,23 @@ REFUSED = {
 }
 
 
+OF_OTHER_ELEMENTS = {
+    "complex numbers": (lambda: torch.randn(3, dtype=torch.complex64), "randn of complex numbers"),
+    "real parts": (lambda: torch.view_as_complex(torch.randn(3, 2)), "a view of another dtype"),
+    "parts of complex numbers": (
+        lambda: torch.view_as_complex(torch.view_as_real(torch.zeros(3, dtype=torch.complex64)).normal_()), "normal_",
+    ),
+    "bits": (lambda: torch.rand(3).view(torch.int32).mul_(2).view(torch.float32), "mul_"),
+    "a tail of a view": (lambda: torch.view_as_complex(nn.init.trunc_normal_(torch.zeros(3, 2))), "a view of another"),
+}  # fmt: skip
+
+
+class Made(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.weight = nn.Parameter(make())
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_initialization_is_refused_by_name(name):
     fill, message = REFUSED[name]
@@ -208,6 +225,25 @@ def test_another_initialization_is_refused_by_name(name):
         recorded(lambda: One(fill))
     assert caught.value.code == "FG619"
     assert "initial_weights: sequential" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", OF_OTHER_ELEMENTS)
+def test_numbers_drawn_for_elements_of_another_kind_are_refused(name):
+    make, reason = OF_OTHER_ELEMENTS[name]
+    with pytest.raises(TrainingError, match=f"filled by way of {reason}") as caught:
+        recorded(lambda: Made(make))
+    assert "FG619" == caught.value.code
+
+
+def test_constants_written_through_another_dtype_are_what_torch_writes():
+    def bits():
+        found = torch.empty(3)
+        found.view(torch.int32).fill_(0x3F800000)
+        return found
+
+    assert torch.equal(torch.ones(3), value(recorded(lambda: Made(bits))))
+    whole = value(recorded(lambda: Made(lambda: torch.zeros(3, dtype=torch.complex64).add_(2j))))
+    assert torch.equal(torch.full((3,), 2j), whole)
 
 
 def seeded(make):
