@@ -64,7 +64,6 @@ def test_every_default_is_that_of_transformers():
         "save_top_k",
         "keep_every_n_steps",
         "initial_weights",
-        "skip_initial_weights_on_resume",
         "loraplus_lr_ratio",
         "loraplus_lr_embedding",
         "parameter_groups",
@@ -86,8 +85,6 @@ def test_every_default_is_that_of_transformers():
         "z_loss_coefficient",
         "activation_offloading",
         "activation_memory_budget",
-        "communication_share",
-        "skip_initial_weights_on_resume",
         "linear_cross_entropy",
         "linear_cross_entropy_chunk_size",
     }
