@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -27,6 +28,7 @@ class BackwardUpdate:
 
     Args:
         optimizer: the optimizer, or an optimizer that contains others.
+        streams: the module that has `accelerator.current_stream`, as torch does.
 
     Attributes:
         before: what is called with this rank's part of the loss before the weights change; if it raises, they do not.
@@ -39,7 +41,7 @@ class BackwardUpdate:
         which would have states and groups of their own.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, *, streams: Any = torch) -> None:
         if not OptimizerStep(optimizer).can_skip:
             raise TrainingError(
                 f"optimizer_in_backward is true, and {type(optimizer).__name__} of {type(optimizer).__module__} is not "
@@ -49,6 +51,8 @@ class BackwardUpdate:
             ).about(_SETTING)
         self.before: Callable[[Tensor], None] | None = None
         self._optimizer: Any = optimizer
+        self._streams = streams
+        self._device = torch.device("cpu")
         self._hooked: dict[int, Tensor] = {}
         self._places: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._twins: dict[int, tuple[Any, OptimizerStep]] = {}
@@ -66,6 +70,7 @@ class BackwardUpdate:
         """
         if self.before is not None:
             self.before(share)
+        self._device = share.device
         # Not kept: a restored state dict replaces the groups, and a freezing may end.
         self._places = {
             id(one): (part, group)
@@ -97,6 +102,9 @@ class BackwardUpdate:
                 hint="remove optimizer_in_backward; re-entrant checkpointing and a second backward pass do this",
             ).about(_SETTING)
         self._updated.add(id(parameter))
+        if parameter.device.type == "cpu" and self._device.type != "cpu":
+            # With weights in host memory, FSDP2 before torch 2.13 does not wait until their gradients are there.
+            self._streams.accelerator.current_stream(self._device).synchronize()
         self._twin(parameter, *found)()
         parameter.grad = None
 
