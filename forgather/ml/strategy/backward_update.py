@@ -3,12 +3,14 @@
 It takes an optimizer that updates each weight from its own gradient and state; while it is on, a hook of autograd (or
 of FSDP2, after its reduction) steps the optimizer for one weight and frees the gradient. Invariants: groups, state and
 state dict stay those of the optimizer, so that schedules and checkpoints know nothing of it; every weight is updated
-once in a step; a flag on the device (`found_inf`) leaves out the updates as in `OptimizerStep`.
+once in a step; a flag on the device (`found_inf`) leaves out the updates as in `OptimizerStep`; the hooks go with the
+`BackwardUpdate`, and keep neither it nor the optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,6 +56,8 @@ class BackwardUpdate:
         self._streams = streams
         self._device = torch.device("cpu")
         self._hooked: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles)
         self._places: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._twins: dict[int, tuple[Any, OptimizerStep]] = {}
         self._updated: set[int] = set()
@@ -83,7 +87,8 @@ class BackwardUpdate:
                 for parameter in group["params"]:
                     if parameter.requires_grad and id(parameter) not in self._hooked:
                         self._hooked[id(parameter)] = parameter
-                        parameter.register_post_accumulate_grad_hook(self._update)
+                        hook = _hook_of(weakref.WeakMethod(self._update))
+                        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._updated.clear()
         try:
             yield
@@ -125,6 +130,22 @@ class BackwardUpdate:
             if hasattr(self._optimizer, name):
                 setattr(twin, name, getattr(self._optimizer, name))
         return step
+
+
+def _hook_of(update: weakref.WeakMethod[Callable[[Any], None]]) -> Callable[[Tensor], None]:
+    """Returns a hook of a weight, which must not keep the state of an optimizer that is used no more."""
+
+    def hook(parameter: Tensor) -> None:
+        call = update()
+        if call is not None:
+            call(parameter)
+
+    return hook
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def refuse_several(num_batches: int) -> None:
