@@ -277,6 +277,24 @@ def refuse_copies(optimizer: Optimizer, strategy: str, world_size: int) -> None:
         ).about("bf16_stochastic_round")
 
 
+def refuse_untested(optimizer: Optimizer, place: str) -> None:
+    """Raises an error if an optimizer of torchao is used where it was not shown to be right.
+
+    Args:
+        optimizer: the optimizer.
+        place: what contains or steps it, as the end of a sentence.
+
+    Raises:
+        DistributedError: FG708 if it is one.
+    """
+    if isinstance(optimizer, _ByRows) or type(optimizer).__module__.startswith("torchao."):
+        raise DistributedError(
+            f"{type(optimizer).__name__} of torchao was not shown to be right {place}",
+            code="FG708",
+            hint="use torch.optim:AdamW, or train with trainers/accel_trainer.yaml and, at most, fsdp: true",
+        ).about("optimizer_factory")
+
+
 def _placed(local: Tensor, like: Tensor, shape: Iterable[int]) -> Tensor:
     """Returns a local part as a tensor on the ranks of another one."""
     if not isinstance(like, DTensor):
