@@ -83,7 +83,7 @@ def adopted(optimizer: Optimizer) -> Optimizer:
         DistributedError: FG708 if it is an Adam of torchao, and weights are divided in another way than by rows.
     """
     kind = type(optimizer)
-    if not kind.__module__.startswith("torchao.") or isinstance(optimizer, _ByRows):
+    if not _is_of_torchao(kind) or isinstance(optimizer, _ByRows):
         return optimizer
     if not hasattr(optimizer, "_new_buffer"):
         raise TrainingError(
@@ -287,12 +287,17 @@ def refuse_untested(optimizer: Optimizer, place: str) -> None:
     Raises:
         DistributedError: FG708 if it is one.
     """
-    if isinstance(optimizer, _ByRows) or type(optimizer).__module__.startswith("torchao."):
+    if _is_of_torchao(type(optimizer)):
         raise DistributedError(
             f"{type(optimizer).__name__} of torchao was not shown to be right {place}",
             code="FG708",
             hint="use torch.optim:AdamW, or train with trainers/accel_trainer.yaml and, at most, fsdp: true",
         ).about("optimizer_factory")
+
+
+def _is_of_torchao(kind: type) -> bool:
+    # Also a class that a user has derived from one.
+    return any(base.__module__.startswith("torchao.") for base in kind.__mro__)
 
 
 def _placed(local: Tensor, like: Tensor, shape: Iterable[int]) -> Tensor:

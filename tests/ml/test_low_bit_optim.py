@@ -231,7 +231,7 @@ def rounded_by_transformers(folder):
     args = transformers.TrainingArguments(str(folder), use_cpu=True, max_steps=1, save_strategy="no", report_to="none")
     try:
         HFTrainer(
-            model_init=tiny_llama,
+            model=tiny_llama(),
             args=args,
             train_dataset=rows(16),
             optimizer_factory=functools.partial(Rounding, lr=0.1),
