@@ -5,8 +5,8 @@ before, because a guard failed: an input has another size, or another branch is 
 minutes, so each one is reported in one line and counted in the log lines.
 
 These belong to the warm-up and are not counted: everything in the first optimizer step and in the first evaluation; the
-first compilation of a code in which a size varies, after which torch has compiled it for all sizes; and the first one in
-which a batch has a mask and earlier ones had none, or the other way round, after which torch has compiled both.
+first compilation of a code in which a size varies, after which torch has compiled it for all sizes; and the first one
+in which a batch has a mask and earlier ones had none, or the other way round, after which torch has compiled both.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class Recompilations:
             return
         self.count += 1
         _log.warning(
-            "[%s] code of %s was compiled again in step %d: %s", RECOMPILED, file or "the model", step, _first_line(reason)
+            "[%s] code of %s was compiled again in step %d: %s",
+            RECOMPILED,
+            file or "the model",
+            step,
+            _first_line(reason),
         )
 
     def metrics(self) -> dict[str, int]:
