@@ -125,15 +125,17 @@ class StreamBatches:
         times = reads_per_row(self.num_streams, self._share.size)
         if times == 1:
             return
-        once = (
-            "once on each machine and dealt out" if self._dispatches else f"by {times} of {self._share.size} replicas"
-        )
+        most, replicas = self.rows.most_streams, self._share.size
+        once = "once on each machine and dealt out" if self._dispatches else f"by {times} of {replicas} replicas"
         _log.warning(
-            "each row is read %s, and used by one of %s: %s not divide among the replicas; "
-            "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' let each read its own",
+            "each row is read %s, and used by one of %s: %s not divide among the replicas; %s lets each read its own",
             once,
-            plural(self._share.size, "replica"),
+            plural(replicas, "replica"),
             plural(self.num_streams, "virtual stream does", "virtual streams do"),
+            # Little data has fewer streams than it could have.
+            f"data_streams: {replicas} (in a new run)"
+            if most is None or most >= replicas
+            else f"'fgcli data prepare --num-shards {replicas}', since the data has {plural(most, 'shard')},",
         )
 
     def read(self, *, seed: int, epoch: int, start: int, sizes: Iterator[int]) -> Iterator[RankRows]:
