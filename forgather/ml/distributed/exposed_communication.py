@@ -84,6 +84,11 @@ class ExposedCommunication:
                 hint="remove communication_share; it is measured on CPUs and on CUDA",
             )
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether any step is measured."""
+        return self._every > 0
+
     def begin_step(self) -> None:
         """Starts the profiler if the step that begins now is to be measured. Waits for the device in this case."""
         self._num_steps += 1
