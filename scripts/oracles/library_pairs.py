@@ -1,4 +1,4 @@
-"""Trains with bitsandbytes and torchao together with settings that save memory, and records distances from a plain loop.
+"""Trains with bitsandbytes and torchao together with settings that save memory; records distances from a plain loop.
 
 Quantized base models have an adapter and are trained with each setting, in one process and in two; the reference is the
 loop of `quantized_models.py`. Optimizers of bitsandbytes step inside the backward pass; the reference is the run that
