@@ -166,7 +166,8 @@ class StreamBatches:
             end = first + count * self._share.all_rows
             take = functools.partial(cut.take, end)
             deal = take()[self._share.rank] if dispatch is None else dispatch.deal(take)
-            if dispatch is not None:
+            if dispatch is not None and not dispatch.is_reader:
+                # The workers of the reader go on counting meanwhile.
                 self._guard.num_read = deal.num_bad
             self._filler = deal.filler if self._filler is None else self._filler
             yield from self._micro_batches(deal, first, end, seed, epoch)
