@@ -73,7 +73,7 @@ class ExposedCommunication:
         self._profile: profile | None = None
         self._began = 0.0
         self._share: float | None = None
-        # The first step compiles, makes buckets and warms caches: it is measured only if there is no other one.
+        # The first step compiles, makes buckets and warms caches: it is never measured.
         self._num_steps = self._num_lines = 0
         self._is_due = self._every > 0
         self._is_warned = False
