@@ -71,7 +71,11 @@ class NoCache:
         # Inner models of a wrapper or a composite have configurations of their own; several parts may have the same
         # one.
         configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-        self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
+        self._configs = [
+            (config, config.attribute_map.get("use_cache", "use_cache"))
+            for config in configs.values()
+            if getattr(config, "use_cache", False)
+        ]
 
     def in_force(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager in which the configurations of inner models switch the cache off."""
@@ -80,13 +84,14 @@ class NoCache:
     @contextlib.contextmanager
     def _turned_off(self) -> Iterator[None]:
         # The setting is restored afterwards: text generation between two steps needs the cache.
-        for config in self._configs:
-            config.use_cache = False
+        # Not by `setattr`, with which transformers would validate the value in every forward pass.
+        for config, name in self._configs:
+            object.__setattr__(config, name, False)
         try:
             yield
         finally:
-            for config in self._configs:
-                config.use_cache = True
+            for config, name in self._configs:
+                object.__setattr__(config, name, True)
 
 
 class ModelInputs:

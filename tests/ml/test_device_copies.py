@@ -116,3 +116,21 @@ def test_only_rows_that_workers_read_by_number_are_read_ahead(rows, tmp_path):
     for given in ({"dataloader_num_workers": 0}, {"dataloader_device_prefetch": False}):
         assert not made("meta", **given).copies_ahead
     assert not made("meta", rows.to_iterable_dataset(), dataloader_num_workers=1).copies_ahead
+
+
+def test_windows_are_read_before_their_step_where_no_collator_draws_a_number(tmp_path):
+    stored = [{"x": torch.arange(3.0) + number, "labels": torch.tensor(number)} for number in range(8)]
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=2)
+
+    def noisy(found):
+        return {"x": torch.stack([row["x"] for row in found]) + torch.rand(3)}
+
+    def early_and_drawn(collator):
+        data = TrainBatches(stored, args, collator, topology=ALONE)
+        before = torch.get_rng_state()
+        # The loader itself draws, of its own generator, when the first window is read.
+        assert 4 == len(list(data.windows(SimpleNamespace(prepared=lambda batch: batch, count=len, ignore_index=-100))))
+        return data.may_be_read_early, not torch.equal(before, torch.get_rng_state())
+
+    assert (True, False) == early_and_drawn(torch.utils.data.default_collate) == early_and_drawn(default_collate(None))
+    assert (False, True) == early_and_drawn(noisy)

@@ -83,10 +83,14 @@ def share_of_squares(
         Returns a scalar tensor, in float64.
     """
     left_out = {id(parameter) for parameter in weights_counted_once}
+    is_first = not any(coordinates.values())
     by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in {id(parameter): parameter for parameter in parameters}.values():
-        gradient = None if parameter.grad is None else _without_partial_sums(parameter.grad)
-        if gradient is not None and id(parameter) not in left_out and _counts_here(gradient, coordinates):
+        gradient, counts = parameter.grad, is_first
+        if isinstance(gradient, DTensor):
+            gradient = _without_partial_sums(gradient)
+            counts = _counts_here(gradient, coordinates)
+        if gradient is not None and counts and id(parameter) not in left_out:
             local = local_part(gradient)
             by_device.setdefault((local.device, local.dtype), []).append(local)
     squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -96,23 +100,19 @@ def share_of_squares(
     return squares
 
 
-def _without_partial_sums(gradient: Tensor) -> Tensor:
+def _without_partial_sums(gradient: DTensor) -> DTensor:
     """Returns a gradient of which no rank has only a part of the sum, as some parallel styles of torch leave it."""
-    if not isinstance(gradient, DTensor) or not any(place.is_partial() for place in gradient.placements):
+    if not any(place.is_partial() for place in gradient.placements):
         return gradient
     places = [Replicate() if place.is_partial() else place for place in gradient.placements]
-    whole: Tensor = gradient.redistribute(placements=places)
+    whole: DTensor = gradient.redistribute(placements=places)
     return whole
 
 
-def _counts_here(gradient: Tensor, coordinates: Mapping[str, int]) -> bool:
+def _counts_here(gradient: DTensor, coordinates: Mapping[str, int]) -> bool:
     """Returns whether this rank is the first of those that have the same part of a gradient."""
-    sharded: set[str] = set()
-    if isinstance(gradient, DTensor):
-        axes = gradient.device_mesh.mesh_dim_names or ()
-        sharded = {
-            axis for axis, placement in zip(axes, gradient.placements, strict=True) if not placement.is_replicate()
-        }
+    axes = gradient.device_mesh.mesh_dim_names or ()
+    sharded = {axis for axis, placement in zip(axes, gradient.placements, strict=True) if not placement.is_replicate()}
     return all(place == 0 for axis, place in coordinates.items() if axis not in sharded)
 
 

@@ -168,16 +168,14 @@ class ModelStrategy:
         """
         self._settle_loss_path(window)
         self._is_reduced = False
-        # Not in every step: `train()` visits each module.
-        if not self.local.training:
+        if not self.local.training:  # not in every step: `train()` visits each module
             self.engine.train()
         total: Tensor | None = None
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
             part = batch if self._sequence is None else self._sequence.part(batch)
             loss = self._micro_step(to_device(part, self.topology.device), denom, is_last=position == last)
-            if loss is not None:
-                total = loss if total is None else total + loss
+            total = loss if total is None else total if loss is None else total + loss
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
         return torch.zeros((), device=self.topology.device) if total is None else total
