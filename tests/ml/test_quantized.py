@@ -99,7 +99,10 @@ def test_packed_weights_that_a_strategy_would_cast_are_refused(storage):
         ({"trainer": "single", "use_liger_kernel": True}, "use_liger_kernel"),
         ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "torch_compile": True}, "torch_compile"),
         ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "activation_offloading": True}, "activation_off"),
-        ({"trainer": "accel", "deepspeed": {"zero_optimization": {"stage": 2}}, "torch_compile": True}, "torch_compile"),
+        (
+            {"trainer": "accel", "deepspeed": {"zero_optimization": {"stage": 2}}, "torch_compile": True},
+            "torch_compile",
+        ),
         ({"trainer": "accel", "fsdp": "full_shard", "torch_compile": True}, None),
         ({"trainer": "single", "torch_compile": True, "activation_offloading": True}, None),
     ],
