@@ -11,6 +11,7 @@ MODELS = [list(group) for _, group in itertools.groupby(CELLS, lambda cell: (cel
 
 
 @pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("loops", MODELS, ids=lambda cells: cells[0].name)
 def test_the_loops_train_the_same_model_on_the_same_rows(loops):
     found = [gpu_compare.compared(cell) for cell in loops]
