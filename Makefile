@@ -143,6 +143,7 @@ oracles: $(STAMP)
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
+	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/library_pairs.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/float8_runs.py
 	PYTHONPATH=build/oracles/quant TORCHDYNAMO_DISABLE=1 $(BIN)/python scripts/oracles/low_bit_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py

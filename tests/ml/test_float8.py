@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 from forgather.errors import TrainingError
+from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.adapters import lora
 from forgather.ml.float8 import compute_in_float8
+from forgather.ml.preference_losses import DPOLoss
+from forgather.project.check import check_project
+from forgather.project.project import Project
 from tests.ml.fixtures import tiny_llama
+from tests.project.workbench import TINY_TRAINING, make_project
 
 RECORD = json.loads((Path(__file__).parent / "recorded" / "float8_runs.json").read_text())
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -74,6 +79,25 @@ def test_without_torchao_it_is_one_located_sentence(monkeypatch):
     with pytest.raises(TrainingError, match="torchao is not installed") as caught:
         compute_in_float8(tiny_llama(**SIZES), recipe="rowwise", exclude=(), emulate=True)
     assert ("FG793", "args.fp8") == (caught.value.code, caught.value.argument)
+
+
+def test_a_loss_that_was_not_compared_is_refused_by_the_trainer_and_by_the_check(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, fp8="rowwise", fp8_emulate=True)
+    with pytest.raises(TrainingError, match="DPOLoss was not compared") as caught:
+        Trainer(tiny_llama(**SIZES), args, train_dataset=[], loss_fn=DPOLoss())
+    assert ("FG793", "args.fp8") == (caught.value.code, caught.value.argument)
+    config = """\
+-- extends 'project.yaml'
+[trainer_args]
+    == super()
+    fp8: rowwise
+[loss_fn]
+    !singleton:forgather.ml.preference_losses:DPOLoss@loss_fn
+"""
+    files = {"templates/project.yaml": TINY_TRAINING, "templates/configs/a.yaml": config}
+    folder = make_project(tmp_path / "bench", files)
+    found = check_project(Project("a.yaml", str(folder))).errors
+    assert [4] == [one.span.line for one in found if one.code == "FG793"]
 
 
 def test_a_plan_leaves_it_out_and_says_so(caplog):

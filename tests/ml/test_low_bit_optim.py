@@ -122,6 +122,7 @@ ROUNDED = {"optim": "adamw_torch", "bf16_stochastic_round": True}
         (AccelTrainingArguments, {**LOW, "tensor_parallel_size": 2}, "sliced layers"),
         (AccelTrainingArguments, {**LOW, "deepspeed": {"zero_optimization": {"stage": 2}}}, "under DeepSpeed"),
         (AccelTrainingArguments, {**ROUNDED, "tensor_parallel_size": 2}, "sliced layers"),
+        (AccelTrainingArguments, {**LOW, "context_parallel_size": 2}, "divided rows"),
         (PipelineTrainingArguments, {**LOW, "split_spec": "auto"}, "stages of a pipeline"),
     ],
     ids=str,

@@ -92,6 +92,28 @@ def test_packed_weights_that_a_strategy_would_cast_are_refused(storage):
     assert ("FG955", storage in found.message) == (found.code, True)
 
 
+@pytest.mark.parametrize(
+    ("asked", "setting"),
+    [
+        ({"trainer": "accel", "context_parallel_size": 2}, "context_parallel_size"),
+        ({"trainer": "single", "use_liger_kernel": True}, "use_liger_kernel"),
+        ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "torch_compile": True}, "torch_compile"),
+        ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "activation_offloading": True}, "activation_off"),
+        (
+            {"trainer": "accel", "deepspeed": {"zero_optimization": {"stage": 2}}, "torch_compile": True},
+            "torch_compile",
+        ),
+        ({"trainer": "accel", "fsdp": "full_shard", "torch_compile": True}, None),
+        ({"trainer": "single", "torch_compile": True, "activation_offloading": True}, None),
+    ],
+    ids=str,
+)
+def test_settings_that_were_not_compared_with_a_plain_loop_are_refused(asked, setting):
+    found = refusal(METHODS["nf4"], asked, has_adapter=True, processes=2)
+    assert (found is None) is (setting is None)
+    assert found is None or ("FG955", True) == (found.code, f"with {setting}" in found.message)
+
+
 def test_an_unknown_method_is_trained_in_one_process_only():
     other = quantized_as({}, "GPTQConfig")
     assert refusal(other, {"trainer": "single"}, has_adapter=True, processes=1) is None
