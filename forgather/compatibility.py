@@ -150,12 +150,14 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> facts = combination_facts({"trainer": "accel", "fsdp": "FULL_SHARD", "tensor_parallel_size": 1})
         >>> facts["strategy"], facts["precision"], facts["compile"]
         ('fsdp2', 'float32', 'no')
+        >>> combination_facts({"trainer": "accel", "torch_compile_regions": True})["compile"]
+        'yes'
     """
     given = settings.get
     pipelined = given("trainer") == "pipeline"
     shared = apply_if_known(_weight_sharding, given("fsdp"), given("fsdp_config"), given("data_parallel_size"))
     strategy = apply_if_known(_strategy, given("deepspeed"), shared, given("tensor_parallel_size"))
-    compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_compile_regions")
     return {
         "strategy": "pipeline" if pipelined else strategy,
         # None leaves an axis open, so that no cell about pipelines applies to another trainer.

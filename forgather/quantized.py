@@ -17,6 +17,8 @@ from forgather.stored_model import stored_config
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "quantization.json")
 _SHARDED = ("fsdp2", "fsdp2 with resharding", "hybrid shards")
+# Compared with a plain loop in one process, DDP and FSDP2: scripts/oracles/library_pairs.py.
+_UNDER_COPIES = ("use_liger_kernel", "torch_compile", "activation_offloading", "optimizer_in_backward")
 _FLOATS = ("float32", "float16", "bfloat16")
 _CLASSES = {"bitsandbytes": "BitsAndBytesConfig", "torchao": "TorchAoConfig"}
 
@@ -94,6 +96,12 @@ def refusal(model: Quantized, settings: Mapping[str, Any], *, has_adapter: bool,
         )
     facts = combination_facts(settings)
     strategy = "fsdp2" if facts["replicas"] in _SHARDED or facts["strategy"] in _SHARDED else facts["strategy"]
+    if setting := _not_compared(settings, facts, strategy):
+        return Refusal(
+            "FG955",
+            f"{known['title']} with {setting} were not compared with a plain loop under {_title(strategy)}",
+            f"remove {setting}",
+        )
     if strategy == "ddp" and processes == 1:
         return None
     if model.method == "other":
@@ -115,6 +123,14 @@ def refusal(model: Quantized, settings: Mapping[str, Any], *, has_adapter: bool,
             f"bnb_4bit_quant_storage: {precision}, or leave it out",
         )
     return None
+
+
+def _not_compared(settings: Mapping[str, Any], facts: Mapping[str, Any], strategy: Any) -> str | None:
+    """Returns the name of a setting that was not tried with quantized weights under a strategy."""
+    if facts["context"] == "yes":
+        return "context_parallel_size"
+    refused = ("use_liger_kernel",) if strategy in ("ddp", "fsdp2") and facts["replicas"] is None else _UNDER_COPIES
+    return next((name for name in refused if settings.get(name) is True), None)
 
 
 def _title(strategy: Any) -> str:

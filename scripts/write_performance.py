@@ -55,9 +55,21 @@ ROWS = (
         (Figure("read_per_used", "{:.2f}"),),
     ),
     Row(
+        "The same on a machine whose processes are more than the streams: one of them reads and deals the rows out",
+        "1",
+        (f"{RANKS}test_row_dispatch.py::test_each_machine_reads_a_row_once_and_the_steps_are_those_of_one_process",),
+        (Figure("read_per_used_on_a_host", "{:.2f}"),),
+    ),
+    Row(
         "Memory of the first weights of 220 million parameters, on each of 4 ranks",
         "<= 1.3x its shard",
         (f"{RANKS}test_first_weights.py::test_a_rank_holds_little_more_than_its_slices_of_220_million_parameters",),
+        (Figure("of_its_shard", "{:.2f}x"),),
+    ),
+    Row(
+        "The same before a resume, which makes no first weights",
+        "<= 1.3x its shard",
+        (f"{RANKS}test_first_weights.py::test_a_rank_holds_its_slices_alone_before_a_resume",),
         (Figure("of_its_shard", "{:.2f}x"),),
     ),
     Row(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from forgather.errors import ForgatherError, ProjectError
@@ -250,7 +251,9 @@ def refuse_other_process_count(asked: ProcessRequest, facts: ProcessFacts, confi
     if is_met or (asked.is_default and got > 1):
         return
     many = f"{got} process{'es' if got > 1 else ''}"
-    script = shlex.quote(sys.argv[0]) if sys.argv[0].endswith(".py") else f"scripts/train_script.py {config}"
+    own = Path(sys.argv[0])
+    is_script = own.suffix == ".py" and own.name != "__main__.py"
+    script = shlex.quote(str(own)) if is_script else f"-m forgather -t {shlex.quote(config)} train"
     raise ProjectError(
         f"{facts.launcher} started {many} on this machine, and {asked.source} asks for {wished}",
         code="FG461",

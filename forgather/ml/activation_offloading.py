@@ -147,7 +147,8 @@ class _Saved:
 
     def __init__(self, streams: Any) -> None:
         self._streams = streams
-        self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, _Held]] = {}
+        # Weak: a pipeline frees what a micro-batch saved while the forward passes of others go on.
+        self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[_Held]]] = {}
         self._lanes: set[_Lane] = set()
 
     def pack(self, tensor: Tensor) -> _Stays | _Moved | _Placed:
@@ -163,12 +164,13 @@ class _Saved:
             return _Stays.of(tensor)
         storage = tensor.untyped_storage()
         key = (storage._cdata, storage.nbytes(), tensor._version, tensor.dtype, tensor.device)
-        _, held = self._known.get(key, (None, None))
+        _, known = self._known.get(key, (None, None))
+        held = None if known is None else known()
         if held is None:
             lane = _lane_of(tensor.device, self._streams)
             held = lane.sent(tensor)
             # The reference keeps the memory of no value, and no other storage gets this one's address.
-            self._known[key] = (StorageWeakRef(storage), held)  # type: ignore[no-untyped-call]
+            self._known[key] = (StorageWeakRef(storage), weakref.ref(held))  # type: ignore[no-untyped-call]
             self._lanes.add(lane)
         held.uses += 1
         return _Moved(held, tensor.size(), tensor.stride(), int(tensor.storage_offset()))

@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ from forgather.ml.loss_reduction import (
 from forgather.ml.loss_terms import LossTerms, z_loss_of
 from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
-from forgather.ml.types import PaddingBatch
+from forgather.ml.types import MAPPINGS, PaddingBatch
 
 IGNORE_INDEX = -100
 _DECODER_INPUTS = frozenset({"decoder_input_ids", "decoder_inputs_embeds"})
@@ -206,7 +206,7 @@ def labels_of(batch: Any) -> Tensor | None:
     Shapes:
         Returns (B, T) for tokens, (B,) or (B, ...) for other targets.
     """
-    if isinstance(batch, Mapping):
+    if isinstance(batch, MAPPINGS):
         found = batch.get("labels", batch.get("label"))
         return found if isinstance(found, Tensor) else None
     if isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[-1], Tensor):
@@ -238,7 +238,10 @@ def num_rows(batch: Any) -> int:
     """
     if isinstance(batch, PaddingBatch):
         return 0
-    tensor = _first_tensor(batch)
+    return _rows_of(_first_tensor(batch))
+
+
+def _rows_of(tensor: Tensor | None) -> int:
     return 1 if tensor is None or tensor.ndim == 0 else int(tensor.shape[0])
 
 
@@ -250,36 +253,53 @@ def num_tokens(batch: Any) -> int:
     """
     if isinstance(batch, PaddingBatch):
         return 0
-    if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
-        return int(batch["input_ids"].numel())
-    tensor = _first_tensor(batch)
-    if tensor is None or tensor.is_floating_point():
-        return num_rows(batch)
+    ids = batch.get("input_ids") if isinstance(batch, MAPPINGS) else None
+    tensor = ids if isinstance(ids, Tensor) else _first_tensor(batch)
+    if tensor is None or (tensor is not ids and tensor.is_floating_point()):
+        return _rows_of(tensor)
     return int(tensor.numel())
 
 
-def num_tokens_without_padding(batch: Any) -> int:
-    """Returns the number of input tokens that the attention mask of a batch does not hide, or else `num_tokens`.
+class BatchSizes(NamedTuple):
+    """The numbers of rows and tokens in a batch; all are 0 for a `PaddingBatch`.
+
+    Args:
+        rows: the number of rows, see `num_rows`.
+        tokens: the number of input tokens, see `num_tokens`.
+        unpadded: the number of input tokens that the attention mask does not hide, or else `tokens`.
+    """
+
+    rows: int
+    tokens: int
+    unpadded: int
+
+
+def batch_sizes(batch: Any) -> BatchSizes:
+    """Returns the numbers of rows and tokens in a batch.
 
     Units:
-        tokens, or rows.
+        rows; tokens, or rows if the inputs are not token ids.
 
     Source:
         `transformers.Trainer._track_num_input_tokens`, which without a mask compares with the padding token. That would
         leave out real tokens where the end-of-text token pads.
     """
-    if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
+    rows, tokens = num_rows(batch), num_tokens(batch)
+    ids = batch.get("input_ids") if isinstance(batch, MAPPINGS) else None
+    if isinstance(ids, Tensor):
         mask = batch.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == batch["input_ids"].shape:
-            return int(mask.sum())
-    return num_tokens(batch)
+        if isinstance(mask, Tensor) and mask.shape == ids.shape:
+            return BatchSizes(rows, tokens, int(mask.sum()))
+    return BatchSizes(rows, tokens, tokens)
 
 
 def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch
-    items = batch.values() if isinstance(batch, Mapping) else batch
-    return next((item for item in items if isinstance(item, Tensor)), None)
+    for item in batch.values() if isinstance(batch, MAPPINGS) else batch:
+        if isinstance(item, Tensor):
+            return item
+    return None
 
 
 def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE_INDEX) -> float | Tensor:
@@ -357,7 +377,7 @@ class BaseLossRule(ABC):
         """Returns the batch for a strategy, with shifted labels if the model needs them."""
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.prepared(batch.batch))
-        if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
+        if not self.shifts or not isinstance(batch, MAPPINGS) or SHIFTED in batch:
             return self._inputs.prepared(batch)
         targets = self._targets(batch)
         return self._inputs.prepared(batch if targets is None else {**inputs_of(batch), SHIFTED: targets})
@@ -426,7 +446,7 @@ class BaseLossRule(ABC):
         return total + self._aux_weight * at_least_float32(auxiliary) * count()
 
     def _targets(self, batch: Any) -> Tensor | None:
-        if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
+        if isinstance(batch, MAPPINGS) and isinstance(found := batch.get(SHIFTED), Tensor):
             return found
         labels = labels_of(batch)
         if labels is None or not self.shifts:
@@ -637,7 +657,7 @@ def logits_of(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = output.get("logits") if isinstance(output, MAPPINGS) else getattr(output, "logits", None)
     if found is None and isinstance(output, tuple | list) and output:
         found = output[0]
     if isinstance(found, Tensor):
@@ -662,7 +682,7 @@ def without_loss(output: Any) -> Any:
 
 def _returned_loss(output: Any) -> Tensor:
     found = output
-    if isinstance(output, Mapping):
+    if isinstance(output, MAPPINGS):
         found = output.get("loss")
     elif isinstance(output, tuple | list) and output:
         found = output[0]

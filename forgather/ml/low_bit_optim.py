@@ -83,7 +83,7 @@ def adopted(optimizer: Optimizer) -> Optimizer:
         DistributedError: FG708 if it is an Adam of torchao, and weights are divided in another way than by rows.
     """
     kind = type(optimizer)
-    if not kind.__module__.startswith("torchao.") or isinstance(optimizer, _ByRows):
+    if not _is_of_torchao(kind) or isinstance(optimizer, _ByRows):
         return optimizer
     if not hasattr(optimizer, "_new_buffer"):
         raise TrainingError(
@@ -275,6 +275,29 @@ def refuse_copies(optimizer: Optimizer, strategy: str, world_size: int) -> None:
             code="FG708",
             hint="shard all weights with fsdp: full_shard, or remove bf16_stochastic_round",
         ).about("bf16_stochastic_round")
+
+
+def refuse_untested(optimizer: Optimizer, place: str) -> None:
+    """Raises an error if an optimizer of torchao is used where it was not shown to be right.
+
+    Args:
+        optimizer: the optimizer.
+        place: what contains or steps it, as the end of a sentence.
+
+    Raises:
+        DistributedError: FG708 if it is one.
+    """
+    if _is_of_torchao(type(optimizer)):
+        raise DistributedError(
+            f"{type(optimizer).__name__} of torchao was not shown to be right {place}",
+            code="FG708",
+            hint="use torch.optim:AdamW, or train with trainers/accel_trainer.yaml and, at most, fsdp: true",
+        ).about("optimizer_factory")
+
+
+def _is_of_torchao(kind: type) -> bool:
+    # Also a class that a user has derived from one.
+    return any(base.__module__.startswith("torchao.") for base in kind.__mro__)
 
 
 def _placed(local: Tensor, like: Tensor, shape: Iterable[int]) -> Tensor:

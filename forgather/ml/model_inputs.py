@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from forgather.errors import TrainingError
 from forgather.ml.attention_inputs import AttentionInputs, padded_rows
 from forgather.ml.documents import Documents, builds_masks, takes_argument, warn_mixed, warn_too_long, why_mixed
+from forgather.ml.types import MAPPINGS
 
 PRIVATE = "forgather."
 """The beginning of the keys of entries that belong to a prepared batch and are not passed to the model."""
@@ -37,7 +38,7 @@ _NOTHING_TO_DO = contextlib.nullcontext()
 
 def inputs_of(batch: Any) -> Any:
     """Returns a batch without its labels: the inputs of a model that returns logits."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, MAPPINGS):
         return {name: value for name, value in batch.items() if name not in _NO_INPUTS and not name.startswith(PRIVATE)}
     if isinstance(batch, tuple | list) and len(batch) > 1:
         return tuple(batch[:-1])
@@ -46,7 +47,7 @@ def inputs_of(batch: Any) -> Any:
 
 def with_labels(batch: Any) -> Any:
     """Returns a batch including its labels, for a model or a user's method that computes the loss itself."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, MAPPINGS):
         return {name: value for name, value in batch.items() if not name.startswith(PRIVATE)}
     return batch
 
@@ -120,7 +121,7 @@ class ModelInputs:
                 model's attention keeps documents apart only in a single row.
         """
         # Several callers may prepare the same batch, one after the other.
-        if not isinstance(batch, Mapping) or DOCUMENTS in batch:
+        if not isinstance(batch, MAPPINGS) or DOCUMENTS in batch:
             return batch
         main = batch.get("input_ids", batch.get("inputs_embeds"))
         if not isinstance(main, Tensor) or main.ndim < 2:
@@ -186,7 +187,7 @@ class ModelInputs:
         inputs = with_labels(batch) if labels else inputs_of(batch)
         documents = known_documents(batch)
         with self._no_cache.in_force(), self._attention.in_force(documents):
-            if isinstance(inputs, Mapping):
+            if isinstance(inputs, MAPPINGS):
                 inputs = self._attention.completed(inputs, documents)
                 return model(**{**inputs, **self._no_cache.keywords})
             if isinstance(inputs, tuple | list):
@@ -200,7 +201,7 @@ def known_documents(batch: Any) -> Documents | None:
     Args:
         batch: the batch, as the collator returned it or as `ModelInputs.prepared` returned it.
     """
-    if not isinstance(batch, Mapping):
+    if not isinstance(batch, MAPPINGS):
         return None
     positions = batch.get("position_ids")
     # Models of pictures may have three positions for each token, whose restarts are not those of documents.

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+MAPPINGS = (dict, Mapping)
+"""The types of mappings, for `isinstance`: `dict` first, because the check of an abstract class is Python."""
+
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 """The output of a collator: a mapping of inputs, a tuple of inputs whose last item is the labels, or a tensor."""
 

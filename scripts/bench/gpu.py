@@ -610,12 +610,18 @@ def write_page(text: str) -> None:
 def main() -> int:
     """Runs one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("plan", "measure", "limit", "check", "reads", "compare", "table"))
-    parser.add_argument("figures", type=Path)
-    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument(
+        "piece", choices=("plan", "measure", "limit", "check", "reads", "compare", "table"), help="see above"
+    )
+    parser.add_argument("figures", type=Path, help="the JSON file that is read and added to")
+    parser.add_argument(
+        "--minutes", type=float, default=8, help="after how many minutes no further cell begins (default: 8)"
+    )
     parser.add_argument("--jobs", type=int, default=6, help="checks at a time")
     parser.add_argument("--only", default="", help="cells whose name contains this")
-    parser.add_argument("--seconds", type=float, default=240, help="the longest time of one cell of `compare`")
+    parser.add_argument(
+        "--seconds", type=float, default=240, help="the longest time of one cell of `compare` (default: 240)"
+    )
     parser.add_argument("--tiny", action="store_true", help="`compare` trains tiny models on the CPU")
     options = parser.parse_args()
     figures = Figures(options.figures)

@@ -156,13 +156,22 @@ def test_what_torchrun_is_to_get_is_handed_to_it(tmp_path):
     assert ["--nproc-per-node=2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1"] == words
 
 
-def test_a_launcher_that_started_another_number_is_refused_with_what_would_work():
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("/opt/forgather/__main__.py", "-m forgather -t a.yaml train ..., or"),
+        ("/opt/bin/fgcli", "-m forgather -t a.yaml train ..., or"),
+        ("my train.py", "'my train.py' ..., or"),
+    ],
+)
+def test_a_launcher_that_started_another_number_is_refused_with_what_would_work(started, words, monkeypatch):
+    monkeypatch.setattr("sys.argv", [started])
     facts = ProcessFacts(0, 0, 1, 1, launcher="accelerate launch")
     with pytest.raises(ProjectError, match="accelerate launch started 1 process on this machine, and") as caught:
         refuse_other_process_count(ProcessRequest(per_node=2), facts, "a.yaml")
 
     assert ("FG461", 2, 1) == (caught.value.code, caught.value.expected, caught.value.found)
-    assert "torchrun --nproc-per-node 2" in caught.value.hint
+    assert f"torchrun --nproc-per-node 2 {words}" in caught.value.hint
     assert "--nproc-per-node 1" in caught.value.hint
 
 

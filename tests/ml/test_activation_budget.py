@@ -94,6 +94,11 @@ def test_half_of_the_activations_of_a_transformer(make, backend):
     [
         (TrainingArguments, {"torch_compile": True}, []),
         (TrainingArguments, {}, ["FG711"]),
+        (TrainingArguments, {"torch_compile_backend": "inductor"}, []),
+        (TrainingArguments, {"torch_compile_mode": "default"}, []),
+        (TrainingArguments, {"torch_compile_regions": True}, []),
+        (TrainingArguments, {"torch_compile_regions": False}, ["FG711"]),
+        (TrainingArguments, {"torch_compile_backend": "eager"}, ["FG711"]),
         (TrainingArguments, {"torch_compile": True, "torch_compile_backend": "eager"}, ["FG711"]),
         (TrainingArguments, {"torch_compile": True, "gradient_checkpointing": True}, ["FG725"]),
         (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forgather.ml import AccelTrainingArguments, TrainingArguments
-from forgather.ml.activation_offloading import saved_on_device, saved_on_host
+from forgather.ml.activation_offloading import host_memory, saved_on_device, saved_on_host
 from forgather.ml.trainer.model_setup import recompute_activations
 from tests.ml.moved_activations import moved_to_host
 from tests.ml.strategy.models import batches, gpt2, llama
@@ -128,6 +128,26 @@ def test_a_graph_that_is_dropped_leaves_nothing():
             assert storage() is None
     finally:
         gc.enable()
+
+
+def test_a_backward_pass_inside_frees_what_it_has_used():
+    # As in a pipeline, where the passes of micro-batches alternate.
+    held = []
+
+    def allocated(count, dtype):
+        held.append(weakref.ref(made := torch.empty(count, dtype=dtype)))
+        return made
+
+    weight = torch.ones(512, requires_grad=True)
+    token = host_memory.set(allocated)
+    try:
+        with saved_on_host():
+            for number in range(3):
+                (weight * 1).sin().exp().sum().backward()
+                assert 2 * (number + 1) == len(held)
+                assert not any(one() is not None for one in held)
+    finally:
+        host_memory.reset(token)
 
 
 class Stream:

@@ -1,6 +1,9 @@
 """Updates in the backward pass: the bits of a plain step, one gradient at a time, and nothing that needs them all."""
 
 import copy
+import gc
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,6 +88,44 @@ def test_updates_are_those_of_a_plain_step_bit_for_bit_and_a_flag_leaves_them_ou
     with update.on(torch.zeros(())):
         model(input_ids=ids, labels=ids).loss.backward()
     assert not same(dict(plain.named_parameters()), dict(model.named_parameters()))
+
+
+def test_hooks_and_the_optimizer_go_with_the_run_that_made_them(tmp_path):
+    plain, own = made(tmp_path / "plain"), made(tmp_path / "own", optimizer_in_backward=True)
+    plain.train()
+    own.train()
+    first = weakref.ref(own.optimizer)
+    plain.train()
+    own.train()
+    assert same(weights(plain), weights(own))
+    model = own.model
+    assert {1} == {len(parameter._post_accumulate_grad_hooks) for parameter in model.parameters()}
+    del own
+    gc.collect()
+    assert first() is None
+    assert {0} == {len(parameter._post_accumulate_grad_hooks) for parameter in model.parameters()}
+
+
+def test_a_gradient_that_is_on_its_way_to_the_host_is_waited_for():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    before = copy.deepcopy(model.state_dict())
+    seen = []
+
+    class Streams:
+        @staticmethod
+        def current_stream(device):
+            return SimpleNamespace(synchronize=lambda: seen.append(changed()))
+
+    def changed():
+        return sum(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    update = BackwardUpdate(torch.optim.SGD(model.parameters(), lr=0.1), streams=SimpleNamespace(accelerator=Streams))
+    for share in (torch.zeros(()), torch.zeros((), device="meta")):
+        with update.on(share):
+            model(torch.ones(1, 2)).sum().backward()
+        before = copy.deepcopy(model.state_dict()) if share.device.type == "cpu" else before
+    # Once before each of the four updates, and not where the device is the host.
+    assert [0, 1, 2, 3] == seen
 
 
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"ema_decay": 0.5, "bf16": True}], ids=str)

@@ -1,20 +1,40 @@
 """What runs with optimizers of torchao were recorded to do, and what is refused by name without torchao."""
 
+import functools
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
+import forgather.ml
 from forgather.errors import ForgatherError
 from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.low_bit_optim import NAMES, adopted, is_quantized, plain_parts
+from forgather.ml.trainer.hf import HFTrainer
+from forgather.project.check import check_project
+from forgather.project.project import Project
+from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import rows, tiny_llama
+from tests.project.workbench import TINY_TRAINING, make_project
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "tests/ml/recorded/low_bit_optimizers.json").read_text())
 FIGURES = RECORD["figures"]
+CONFIG = """\
+-- extends 'project.yaml'
+
+[optimizer]
+    !partial:torchao.optim:AdamW8bit
+    lr: 1.0e-3
+
+[trainer_args]
+    == super()
+    {setting}
+"""
 # A difference of rounding in a gradient may select the next of 16 or 256 values of a state.
 LIMITS = {"adamw_torch_8bit": 1e-3, "adamw_torch_4bit": 2e-2}
 
@@ -130,6 +150,97 @@ def test_an_optimizer_of_another_library_stays_as_it_is_and_one_that_holds_other
     assert "FG708" == caught.value.code
 
 
+class OfTorchao(torch.optim.SGD):
+    """An optimizer with the methods by which one of torchao is recognized."""
+
+    __module__ = "torchao.optim.adam"
+    _new_buffer = None
+
+
+class Composite(torch.optim.SGD):
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.inner = OfTorchao(parameters, lr=0.1)
+
+
+def made_by_a_factory(folder, kind, factory, **settings):
+    arguments = getattr(forgather.ml, kind.replace("Trainer", "TrainingArguments"))
+    args = arguments(str(folder), use_cpu=True, max_steps=1, save_strategy="no", **settings)
+    try:
+        getattr(forgather.ml, kind)(
+            model_init=tiny_llama, args=args, train_dataset=rows(16), optimizer_factory=factory
+        ).train()
+    except ForgatherError as error:
+        return error.code, error.message
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "word"),
+    [
+        ("PipelineTrainer", {"pipeline_parallel_size": 2}, "in the stages of a pipeline"),
+        ("AccelTrainer", {"deepspeed": {"zero_optimization": {"stage": 1}}}, "under DeepSpeed"),
+    ],
+    ids=["pipeline", "DeepSpeed"],
+)
+def test_a_class_that_a_config_names_is_refused_where_the_names_of_optim_are(tmp_path, kind, settings, word):
+    if "deepspeed" in settings:
+        pytest.importorskip("deepspeed")
+    run = functools.partial(made_by_a_factory, tmp_path, kind, functools.partial(OfTorchao, lr=0.1), **settings)
+    for code, message in run_ranks(2, run, timeout=120):
+        assert ("FG708", True) == (code, message.endswith(word))
+
+
+def test_an_optimizer_that_contains_one_of_torchao_is_refused(tmp_path):
+    code, message = made_by_a_factory(tmp_path, "Trainer", Composite)
+    assert ("FG708", "OfTorchao of torchao was not shown to be right inside of Composite") == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "setting", "is_refused"),
+    [("accel", "fsdp: full_shard", False), ("accel", "tensor_parallel_size: 2", True), ("pipeline", "seed: 1", True)],
+)
+def test_the_check_refuses_a_class_that_a_config_names(tmp_path, monkeypatch, trainer, setting, is_refused):
+    library = {"optim.py": "class AdamW8bit:\n    def __init__(self, params, lr=1e-3):\n        pass\n"}
+    make_project(tmp_path / "library" / "torchao", {"__init__.py": "", **library})
+    make_project(tmp_path / "library" / "torchao-0.18.0.dist-info", {"METADATA": "Name: torchao\nVersion: 0.18.0\n"})
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    base = TINY_TRAINING.replace("'trainers/trainer.yaml'", f"'trainers/{trainer}_trainer.yaml'")
+    config = CONFIG.format(setting=setting)
+    folder = make_project(tmp_path / "bench", {"templates/project.yaml": base, "templates/configs/a.yaml": config})
+    try:
+        found = {one.path for one in check_project(Project("a.yaml", str(folder))).errors if one.code == "FG708"}
+    finally:
+        for name in ("torchao.optim", "torchao"):
+            sys.modules.pop(name, None)
+    assert ({"trainer.optimizer_factory"} if is_refused else set()) == found
+
+
 def test_a_plain_tensor_is_its_own_part():
     tensor = torch.zeros(2)
     assert plain_parts(tensor) == [tensor]
+
+
+class Rounding(OfTorchao):
+    """One that rounds weights at random."""
+
+    bf16_stochastic_round = True
+
+
+def rounded_by_transformers(folder):
+    args = transformers.TrainingArguments(str(folder), use_cpu=True, max_steps=1, save_strategy="no", report_to="none")
+    try:
+        HFTrainer(
+            model=tiny_llama(),
+            args=args,
+            train_dataset=rows(16),
+            optimizer_factory=functools.partial(Rounding, lr=0.1),
+        ).train()
+    except ForgatherError as error:
+        return error.code, error.message
+    return None
+
+
+def test_copies_that_transformers_trains_are_not_rounded_at_random(tmp_path):
+    for code, message in run_ranks(2, rounded_by_transformers, tmp_path, timeout=120):
+        assert ("FG708", True) == (code, "transformers' Trainer with 2 processes has copies of weights" in message)

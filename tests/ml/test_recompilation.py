@@ -90,6 +90,39 @@ def test_warm_up_is_not_counted_and_later_compilations_are_named(compiled, caplo
     assert "was compiled again in step 3: " in told and "0/3: " in told
 
 
+class Masked(nn.Module):
+    """A block that computes something else where there is no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, attention_mask=None):
+        return self.linear(x if attention_mask is None else x * attention_mask)
+
+
+@pytest.mark.parametrize("first", [None, torch.ones(4)], ids=["without a mask", "with a mask"])
+def test_batches_with_and_without_a_mask_are_two_kinds_of_which_each_is_compiled_once(first, caplog):
+    torch._dynamo.reset()
+    counter, block = Recompilations(enabled=True), Masked()
+    block.compile(backend="eager")
+    second = torch.ones(4) if first is None else None
+    try:
+        for step, mask in enumerate([first, second, first, second]):
+            block(torch.ones(2, 4), attention_mask=mask)
+            counter.end_step(step)
+        assert {"recompilations": 0} == counter.metrics()
+        with caplog.at_level(logging.WARNING):
+            block(torch.ones(2, 4), attention_mask=torch.ones(4, requires_grad=True))
+            counter.end_step(4)
+        assert {"recompilations": 1} == counter.metrics()
+        (told,) = [record.getMessage() for record in caplog.records if "[FG713]" in record.getMessage()]
+        assert "\n" not in told and " # " not in told, "one line, without the stack of the model"
+    finally:
+        counter.close()
+        torch._dynamo.reset()
+
+
 def test_nothing_is_counted_without_compilation_or_after_the_run(compiled):
     model, counter = compiled
     assert {} == Recompilations(enabled=False).metrics()

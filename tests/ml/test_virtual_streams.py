@@ -156,7 +156,12 @@ def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks
     assert f"each row is read by {reads_per_row(8, ranks)} of {ranks} replicas" in caplog.text
     batches_of(numbers(), tmp_path, ranks=ranks)
     assert "each row is read once on each machine and dealt out, and used by one of" in caplog.text
-    assert "'fgcli data prepare'" in caplog.text
+    assert f"data_streams: {ranks} (in a new run) lets each read its own" in caplog.text
+
+
+def test_with_fewer_shards_than_ranks_the_advice_is_to_write_more_shards(tmp_path, caplog):
+    batches_of(numbers([9, 9]), tmp_path, ranks=3, data_streams=2)
+    assert "'fgcli data prepare --num-shards 3', since the data has 2 shards, lets each read its own" in caplog.text
 
 
 @pytest.mark.parametrize("replicas", [1, 8, 64, 512])

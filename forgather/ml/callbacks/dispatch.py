@@ -27,6 +27,8 @@ class CallbackDispatcher:
         self.callbacks: list[TrainerCallback] = []
         self.scene = scene
         self._listeners: dict[str, list[Callable[..., TrainerControl | None]]] = {}
+        self.has_foreign = False
+        """Whether some callbacks are neither of Forgather nor of transformers."""
         for callback in callbacks:
             self.add(callback)
 
@@ -46,7 +48,7 @@ class CallbackDispatcher:
                 hint=_remedy(built),
             )
         self.callbacks.append(built)
-        self._listeners.clear()
+        self._callbacks_changed()
 
     def remove(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
         """Removes and returns a callback, or the first callback of a class.
@@ -56,14 +58,20 @@ class CallbackDispatcher:
         """
         for position, present in enumerate(self.callbacks):
             if present is callback or (isinstance(callback, type) and isinstance(present, callback)):
-                self._listeners.clear()
-                return self.callbacks.pop(position)
+                removed = self.callbacks.pop(position)
+                self._callbacks_changed()
+                return removed
         name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
         raise TrainingError(
             f"no callback {name!r} to remove",
             code="FG815",
             hint=nearest(name, [type(present).__name__ for present in self.callbacks]),
         )
+
+    def _callbacks_changed(self) -> None:
+        self._listeners.clear()
+        owners = {type(one).__module__.partition(".")[0] for one in self.callbacks}
+        self.has_foreign = not owners <= {"forgather", "transformers"}
 
     def listeners(self, event: str) -> list[Callable[..., TrainerControl | None]]:
         """Returns the methods of the callbacks that override an event."""

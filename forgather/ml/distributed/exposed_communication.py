@@ -73,7 +73,7 @@ class ExposedCommunication:
         self._profile: profile | None = None
         self._began = 0.0
         self._share: float | None = None
-        # The first step compiles, makes buckets and warms caches: it is measured only if there is no other one.
+        # The first step compiles, makes buckets and warms caches: it is never measured.
         self._num_steps = self._num_lines = 0
         self._is_due = self._every > 0
         self._is_warned = False
@@ -83,6 +83,11 @@ class ExposedCommunication:
                 code=CODE,
                 hint="remove communication_share; it is measured on CPUs and on CUDA",
             )
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any step is measured."""
+        return self._every > 0
 
     def begin_step(self) -> None:
         """Starts the profiler if the step that begins now is to be measured. Waits for the device in this case."""

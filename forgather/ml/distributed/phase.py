@@ -7,15 +7,14 @@ memory-mapped file. The file still has the last phase after the process has died
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 FILE = "whereabouts"
 _SIZE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RunPhase:
+class RunPhase(NamedTuple):
     """The activity and the optimizer step of a process.
 
     Args:

@@ -3,16 +3,19 @@
 It takes an optimizer that updates each weight from its own gradient and state; while it is on, a hook of autograd (or
 of FSDP2, after its reduction) steps the optimizer for one weight and frees the gradient. Invariants: groups, state and
 state dict stay those of the optimizer, so that schedules and checkpoints know nothing of it; every weight is updated
-once in a step; a flag on the device (`found_inf`) leaves out the updates as in `OptimizerStep`.
+once in a step; a flag on the device (`found_inf`) leaves out the updates as in `OptimizerStep`; the hooks go with the
+`BackwardUpdate`, and keep neither it nor the optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -27,6 +30,7 @@ class BackwardUpdate:
 
     Args:
         optimizer: the optimizer, or an optimizer that contains others.
+        streams: the module that has `accelerator.current_stream`, as torch does.
 
     Attributes:
         before: what is called with this rank's part of the loss before the weights change; if it raises, they do not.
@@ -39,7 +43,7 @@ class BackwardUpdate:
         which would have states and groups of their own.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, *, streams: Any = torch) -> None:
         if not OptimizerStep(optimizer).can_skip:
             raise TrainingError(
                 f"optimizer_in_backward is true, and {type(optimizer).__name__} of {type(optimizer).__module__} is not "
@@ -49,7 +53,11 @@ class BackwardUpdate:
             ).about(_SETTING)
         self.before: Callable[[Tensor], None] | None = None
         self._optimizer: Any = optimizer
+        self._streams = streams
+        self._device = torch.device("cpu")
         self._hooked: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles)
         self._places: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._twins: dict[int, tuple[Any, OptimizerStep]] = {}
         self._updated: set[int] = set()
@@ -66,6 +74,7 @@ class BackwardUpdate:
         """
         if self.before is not None:
             self.before(share)
+        self._device = share.device
         # Not kept: a restored state dict replaces the groups, and a freezing may end.
         self._places = {
             id(one): (part, group)
@@ -78,7 +87,8 @@ class BackwardUpdate:
                 for parameter in group["params"]:
                     if parameter.requires_grad and id(parameter) not in self._hooked:
                         self._hooked[id(parameter)] = parameter
-                        parameter.register_post_accumulate_grad_hook(self._update)
+                        hook = _hook_of(weakref.WeakMethod(self._update))
+                        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._updated.clear()
         try:
             yield
@@ -97,6 +107,9 @@ class BackwardUpdate:
                 hint="remove optimizer_in_backward; re-entrant checkpointing and a second backward pass do this",
             ).about(_SETTING)
         self._updated.add(id(parameter))
+        if parameter.device.type == "cpu" and self._device.type != "cpu":
+            # With weights in host memory, FSDP2 before torch 2.13 does not wait until their gradients are there.
+            self._streams.accelerator.current_stream(self._device).synchronize()
         self._twin(parameter, *found)()
         parameter.grad = None
 
@@ -117,6 +130,22 @@ class BackwardUpdate:
             if hasattr(self._optimizer, name):
                 setattr(twin, name, getattr(self._optimizer, name))
         return step
+
+
+def _hook_of(update: weakref.WeakMethod[Callable[[Any], None]]) -> Callable[[Tensor], None]:
+    """Returns a hook of a weight, which must not keep the state of an optimizer that is used no more."""
+
+    def hook(parameter: Tensor) -> None:
+        call = update()
+        if call is not None:
+            call(parameter)
+
+    return hook
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def refuse_several(num_batches: int) -> None:

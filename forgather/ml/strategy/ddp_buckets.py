@@ -74,6 +74,9 @@ class FixedBuckets(DistributedDataParallel):
             state: the first argument of the hook.
             hook: the function, which is not called while a static graph is only recorded.
         """
+        if not self.static_graph:
+            super().register_comm_hook(state, hook)
+            return
 
         @functools.wraps(hook)  # torch looks at the name and the annotations of a hook
         def hook_unless_recording(state: object, bucket: Any) -> Future[Tensor]:

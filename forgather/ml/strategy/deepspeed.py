@@ -33,6 +33,7 @@ from forgather.ml.distributed.env import DistributedEnvironment, accelerator_for
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
+from forgather.ml.low_bit_optim import refuse_untested
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_settings, refuse_differences
@@ -237,6 +238,7 @@ class DeepSpeedZero:
     def _start_engine(self) -> None:
         ours = self._recipe.make_optimizer(self.model)
         _refuse_whole_tensor_optimizer(ours)
+        refuse_untested(ours, "under DeepSpeed")
         refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
         # The engine gets the trainer's optimizer, and the trainer steps the schedule; DeepSpeed would make others.

@@ -21,7 +21,7 @@ from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
-from forgather.ml.losses import LossRule
+from forgather.ml.losses import LossRule, at_least_float32
 from forgather.ml.low_bit_optim import refuse_copies
 from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients
 from forgather.ml.strategy.base import Recipe
@@ -40,6 +40,8 @@ from forgather.ml.strategy.state import (
 )
 from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Evaluated, PaddingBatch, Topology, Update, Window
+
+_NOTHING_TO_DO: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class ModelStrategy:
@@ -169,15 +171,16 @@ class ModelStrategy:
         # Not in every step: `train()` visits each module.
         if not self.local.training:
             self.engine.train()
-        total = torch.zeros((), device=self.topology.device)
+        total: Tensor | None = None
         last = len(window.batches) - 1
         for position, batch in enumerate(window.batches):
             part = batch if self._sequence is None else self._sequence.part(batch)
             loss = self._micro_step(to_device(part, self.topology.device), denom, is_last=position == last)
-            total = total if loss is None else total + loss
+            if loss is not None:
+                total = loss if total is None else total + loss
             if after_micro_batch is not None and position != last:
                 after_micro_batch()
-        return total
+        return torch.zeros((), device=self.topology.device) if total is None else total
 
     def _settle_loss_path(self, window: Window) -> None:
         """Decides before the first step whether the loss is computed without logits."""
@@ -189,7 +192,7 @@ class ModelStrategy:
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         """Adds the gradients of a micro-batch, and returns its loss, or None on a rank that computes no loss."""
-        computing = contextlib.nullcontext() if self._sequence is None else self._sequence.computing(batch)
+        computing = _NOTHING_TO_DO if self._sequence is None else self._sequence.computing(batch)
         with self._gradient_sync(is_last=is_last), computing:
             try:
                 with self.precision.autocast(), self._saving():
@@ -200,17 +203,17 @@ class ModelStrategy:
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom
-            with contextlib.nullcontext() if self.backward_update is None else self.backward_update.on(loss.detach()):
+            with _NOTHING_TO_DO if self.backward_update is None else self.backward_update.on(loss.detach()):
                 self._backward(loss)
-        return loss.detach()
+        return at_least_float32(loss.detach())
 
     def _saving(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context manager of a forward pass that determines where activations are kept."""
-        return saved_on_host() if self._recipe.offload_activations else contextlib.nullcontext()
+        return saved_on_host() if self._recipe.offload_activations else _NOTHING_TO_DO
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Returns a context manager that determines whether the backward pass of a micro-batch reduces gradients."""
-        return contextlib.nullcontext()
+        return _NOTHING_TO_DO
 
     def _backward(self, loss: Tensor) -> None:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]

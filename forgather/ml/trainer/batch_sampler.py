@@ -18,13 +18,13 @@ from torch.utils.data import Sampler
 
 from forgather.errors import TrainingError
 from forgather.ml.documents import Documents
-from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens, num_tokens_without_padding
+from forgather.ml.losses import LossRule, batch_sizes, labels_of, num_rows
 from forgather.ml.model_inputs import DOCUMENTS, SHIFTED
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
 from forgather.ml.trainer.length_groups import LengthGroups
 from forgather.ml.trainer.row_order import LISTED, ComputedOrder
-from forgather.ml.types import PaddingBatch, Topology
+from forgather.ml.types import MAPPINGS, PaddingBatch, Topology
 
 Row = TypeVar("Row")
 
@@ -110,16 +110,16 @@ class RankShare:
             TrainingError: FG852 if the batch is short and the loss cannot ignore padding rows.
         """
         # Counted before padding: throughput and the loss must not see rows that were added.
-        kept, tokens, unpadded = num_rows(batch), num_tokens(batch), num_tokens_without_padding(batch)
+        sizes = batch_sizes(batch)
         collated = whole = batch.batch if isinstance(batch, PaddingBatch) else batch
-        if self.fixed and pads and kept != self.rows:
-            batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
+        if self.fixed and pads and sizes.rows != self.rows:
+            batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, sizes.rows)
         ready = rule.prepared(batch)
-        return PreparedBatch(ready, kept, tokens, unpadded, _num_pairs(ready, kept), collated)
+        return PreparedBatch(ready, *sizes, _num_pairs(ready, sizes.rows), collated)
 
 
 def _num_pairs(batch: Any, kept: int) -> int:
-    documents: Documents | None = batch.get(DOCUMENTS) if isinstance(batch, Mapping) else None
+    documents: Documents | None = batch.get(DOCUMENTS) if isinstance(batch, MAPPINGS) else None
     if documents is None:
         return 0
     return (documents if documents.rows == kept else documents[:kept]).num_pairs

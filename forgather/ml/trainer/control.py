@@ -44,9 +44,11 @@ class Session:
                 of an earlier step.
             **details: the further keyword arguments of the event.
         """
-        self.control = self.dispatcher.send(
-            event, self.args, self.state if state is None else state, self.control, **details
-        )
+        # Most events of a step have no listener.
+        if self.dispatcher.listeners(event):
+            self.control = self.dispatcher.send(
+                event, self.args, self.state if state is None else state, self.control, **details
+            )
 
     def log(self, values: dict[str, Any]) -> None:
         """Appends a line of metrics to the log history, and sends the line to the callbacks."""

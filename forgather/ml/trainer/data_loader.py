@@ -500,15 +500,16 @@ class TrainBatches:
             ready = list(itertools.islice(batches, self.accumulation.at(epoch=self.epoch, step=step)))
             if not ready or (ready[-1].is_last and not padded and not any(item.num_rows for item in ready)):
                 return
+            own, rows, tokens, unpadded, pairs, _, _ = zip(*ready, strict=True)
             yield Window(
-                batches=[item.batch for item in ready],
-                num_valid=_total([rule.count(item.batch) for item in ready]),
-                num_tokens=sum(item.num_tokens for item in ready),
-                num_rows=sum(item.num_rows for item in ready),
-                num_unpadded=sum(item.num_unpadded for item in ready),
-                num_pairs=sum(item.num_pairs for item in ready),
+                batches=list(own),
+                num_valid=_total([rule.count(batch) for batch in own]),
+                num_tokens=sum(tokens),
+                num_rows=sum(rows),
+                num_unpadded=sum(unpadded),
+                num_pairs=sum(pairs),
                 is_last=ready[-1].is_last,
-                is_full=all(item.num_rows == self._own.share.rows for item in ready),
+                is_full=rows.count(self._own.share.rows) == len(rows),
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:

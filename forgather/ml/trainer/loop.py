@@ -62,7 +62,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
     Raises:
         TrainingError: FG818 or FG650 if the step is bad and ends the run.
     """
-    if run.skips.covers(run.data.rows_of(window)):
+    if run.skips.steps and run.skips.covers(run.data.rows_of(window)):
         return None, Update(skipped=True)
     strategy = run.strategy
     # Every micro-batch is divided by the target count of the whole window over all ranks, so their losses and gradients

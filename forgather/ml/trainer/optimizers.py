@@ -92,6 +92,9 @@ def make_optimizer(
             hint="give a callable that takes parameters, as !partial:torch.optim:AdamW",
         )
     _refuse_closure(optimizer)
+    for inner in inner_optimizers(optimizer):
+        if inner is not optimizer:
+            low_bit_optim.refuse_untested(inner, f"inside of {type(optimizer).__name__}")
     optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)

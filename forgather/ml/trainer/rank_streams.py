@@ -83,6 +83,11 @@ class RankStreams(IterableDataset[Round]):
         self._apart = IsolatedRNG()
 
     @property
+    def most_streams(self) -> int | None:
+        """The largest number of virtual streams that the data allow; None for any."""
+        return self._stream.most_streams
+
+    @property
     def block_rows(self) -> int:
         """The number of rows of a block, which is read again after a resume, at most, of each stream."""
         return self.source.block_rows

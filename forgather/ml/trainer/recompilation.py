@@ -4,11 +4,14 @@
 before, because a guard failed: an input has another size, or another branch is taken. It stops the step for seconds to
 minutes, so each one is reported in one line and counted in the log lines.
 
-These belong to the warm-up and are not counted: everything in the first optimizer step and in the first evaluation; and
-the first compilation of a code in which a size varies, after which torch has compiled it for all sizes.
+These belong to the warm-up and are not counted: everything in the first optimizer step and in the first evaluation; the
+first compilation of a code in which a size varies, after which torch has compiled it for all sizes; and the first one
+in which a batch has a mask and earlier ones had none, or the other way round, after which torch has compiled both.
 """
 
 from __future__ import annotations
+
+import re
 
 import torch
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler, on_compile_end
@@ -34,8 +37,9 @@ class Recompilations:
         self._found: list[tuple[int, str, bool]] = []
         self._in_warm_up = True
         self._was_evaluated = False
-        # The codes that were compiled for several sizes.
+        # The codes that were compiled for several sizes, and those that were compiled with a mask and without one.
         self._with_sizes: set[int] = set()
+        self._with_masks: set[int] = set()
         if enabled:
             on_compile_end(self._on_compiled)
 
@@ -75,13 +79,30 @@ class Recompilations:
         if "size mismatch" in reason and code not in self._with_sizes:
             self._with_sizes.add(code)
             is_expected = True
+        if _is_about_mask(reason) and code not in self._with_masks:
+            self._with_masks.add(code)
+            is_expected = True
         if is_expected:
             return
         self.count += 1
         _log.warning(
-            "[%s] code of %s was compiled again in step %d: %s", RECOMPILED, file or "the model", step, reason.strip()
+            "[%s] code of %s was compiled again in step %d: %s",
+            RECOMPILED,
+            file or "the model",
+            step,
+            _first_line(reason),
         )
 
     def metrics(self) -> dict[str, int]:
         """Returns the number of recompilations after warm-up as a metric, if the run compiles its model."""
         return {"recompilations": self.count} if self.enabled else {}
+
+
+def _is_about_mask(reason: str) -> bool:
+    condition = _first_line(reason)
+    return "attention_mask" in condition and condition.endswith(("is None", "is not None", "<class 'NoneType'>"))
+
+
+def _first_line(reason: str) -> str:
+    # A comment with the line of the model's source, and a stack trace, may follow the condition.
+    return re.split(r"\s+# |\n", reason.strip(), maxsplit=1)[0]

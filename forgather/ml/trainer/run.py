@@ -54,7 +54,7 @@ from forgather.ml.trainer.save_policy import CheckpointSaver
 from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
-from forgather.ml.trainer.synchronization import RunSync, has_foreign
+from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.trainer.transformers_resume import restore_transformers
 from forgather.ml.trainer.utilization import Utilization
 from forgather.ml.trainer.weight_average import WeightAverage
@@ -226,9 +226,10 @@ class Run:
         self._freezing.apply(self.strategy, self.session.state.global_step, self.data.epoch)
         begin_step(self.session.control)
         self.session.send("on_step_begin")
-        self.clock.enter(None)
-        with self.meter.paused():
-            self.communication.begin_step()
+        if self.communication.is_measured:
+            self.clock.enter(None)
+            with self.meter.paused():
+                self.communication.begin_step()
         self.clock.enter("forward_backward")
 
     def _set_phase(self, activity: str) -> None:
@@ -280,7 +281,7 @@ class Run:
         # A callback of the user may change what is read next, or end the run or the epoch before it is read.
         state = self.session.state
         is_last = state.global_step + 1 >= state.max_steps
-        return self.data.may_be_read_early and not is_last and not has_foreign(self.session.dispatcher.callbacks)
+        return self.data.may_be_read_early and not is_last and not self.session.dispatcher.has_foreign
 
     def _send_record(self, record: StepRecord) -> None:
         self.session.send("on_step_record", record=record, report=self.session.report)
@@ -382,8 +383,9 @@ class Run:
         """
         state, control = self.session.state, self.session.control
         self.clock.enter(None)
-        with self.meter.paused():
-            self.communication.end_step()
+        if self.communication.is_measured:
+            with self.meter.paused():
+                self.communication.end_step()
         self.sync.set_host_counts(window)
         # Read before the schedule steps: the log line shows the rate that this step used.
         learning_rate = self.present_learning_rate
@@ -474,7 +476,7 @@ class Run:
             self.sync.exchange_stop()
 
     def _agree_on_control(self) -> None:
-        self.sync.control(self.session.control, self.session.dispatcher.callbacks)
+        self.sync.control(self.session.control, self.session.dispatcher)
 
     def log(self) -> None:
         """Sends the metrics since the last log line to the callbacks."""

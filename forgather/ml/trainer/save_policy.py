@@ -363,7 +363,7 @@ class CheckpointSaver:
     def _send_on_save(self, state: Any) -> None:
         self._session.send("on_save", state=state)
         # A callback may stop the run in `on_save`; all processes must then stop at the same step.
-        self._sync.control(self._session.control, self._session.dispatcher.callbacks)
+        self._sync.control(self._session.control, self._session.dispatcher)
 
     def _is_best(self) -> bool:
         """Returns whether the model of the current step is better than the best model that was saved."""

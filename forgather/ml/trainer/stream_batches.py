@@ -125,15 +125,17 @@ class StreamBatches:
         times = reads_per_row(self.num_streams, self._share.size)
         if times == 1:
             return
-        once = (
-            "once on each machine and dealt out" if self._dispatches else f"by {times} of {self._share.size} replicas"
-        )
+        most, replicas = self.rows.most_streams, self._share.size
+        once = "once on each machine and dealt out" if self._dispatches else f"by {times} of {replicas} replicas"
         _log.warning(
-            "each row is read %s, and used by one of %s: %s not divide among the replicas; "
-            "more shards, data_streams as a multiple of the replicas, or 'fgcli data prepare' let each read its own",
+            "each row is read %s, and used by one of %s: %s not divide among the replicas; %s lets each read its own",
             once,
-            plural(self._share.size, "replica"),
+            plural(replicas, "replica"),
             plural(self.num_streams, "virtual stream does", "virtual streams do"),
+            # Little data has fewer streams than it could have.
+            f"data_streams: {replicas} (in a new run)"
+            if most is None or most >= replicas
+            else f"'fgcli data prepare --num-shards {replicas}', since the data has {plural(most, 'shard')},",
         )
 
     def read(self, *, seed: int, epoch: int, start: int, sizes: Iterator[int]) -> Iterator[RankRows]:
@@ -164,7 +166,8 @@ class StreamBatches:
             end = first + count * self._share.all_rows
             take = functools.partial(cut.take, end)
             deal = take()[self._share.rank] if dispatch is None else dispatch.deal(take)
-            if dispatch is not None:
+            if dispatch is not None and not dispatch.is_reader:
+                # The workers of the reader go on counting meanwhile.
                 self._guard.num_read = deal.num_bad
             self._filler = deal.filler if self._filler is None else self._filler
             yield from self._micro_batches(deal, first, end, seed, epoch)

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forgather.interrupt import REQUEST_CODE, Interrupt
-from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
+from forgather.ml.callbacks.base import TrainerControl
+from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.distributed import collectives
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.strategy.base import Strategy
@@ -142,8 +143,6 @@ class RunSync:
             raise ahead.error
         if not self._has_length and ahead.present is not None:
             collectives.refuse_some(int(ahead.present), number)
-        if ahead.window is not None and host_can_read(self._device):
-            self.set_host_counts(ahead.window)
         return ahead.window
 
     def stream_windows(self, own: Iterator[Window], data: StreamPosition) -> Iterator[Window]:
@@ -170,7 +169,7 @@ class RunSync:
         return int(collectives.all_sum(float(count) if self._contributes_counts else 0.0))
 
     def _add_counts(self, window: Window) -> None:
-        counts = self._strategy.reduce(self._on_device([0.0, *_sizes(window)], window))
+        counts = self._strategy.reduce(self._on_device(_counts(window)))
         window.counts = AsyncHostCopy(counts)
         if host_can_read(self._device):
             window.num_valid = counts[0].item()
@@ -178,18 +177,19 @@ class RunSync:
         else:
             window.num_valid = counts[0]
 
-    def _on_device(self, values: list[float], window: Window | None) -> Tensor:
-        """Returns numbers on the device, of which the first is the number of valid targets of a window."""
-        valid = None if window is None else window.num_valid
-        values[0] = 0.0 if valid is None or isinstance(valid, Tensor) else float(valid)
+    def _on_device(self, values: Sequence[float | Tensor]) -> Tensor:
+        """Returns numbers, of which some may be scalar tensors, as one tensor on the device."""
         # float64 adds counts exactly up to 2**53.
-        numbers = torch.tensor(values, dtype=torch.float64)
+        if host_can_read(self._device):
+            return torch.tensor([float(value) for value in values], dtype=torch.float64)
+        numbers = torch.tensor([0.0 if isinstance(one, Tensor) else one for one in values], dtype=torch.float64)
         if self._device.type != "cpu":
             # Pinned: a copy from pageable memory would synchronize with the device.
             numbers = numbers.pin_memory().to(self._device, non_blocking=True)
-        # A loss rule may count targets on the device; copying that count here does not wait for it.
-        if isinstance(valid, Tensor):
-            numbers[0] = valid
+        for place, value in enumerate(values):
+            # Copied on the device, which does not wait for it.
+            if isinstance(value, Tensor):
+                numbers[place] = value.detach()
         return numbers
 
     def set_host_counts(self, window: Window) -> None:
@@ -198,8 +198,7 @@ class RunSync:
         A window is the micro-batches of one optimizer step.
         """
         if window.counts is not None:
-            counts = map(int, window.counts.read().tolist()[1:5])
-            window.num_tokens, window.num_rows, window.num_unpadded, window.num_pairs = counts
+            _set_counts(window, window.counts.read().tolist())
             window.counts = None
 
     def step(
@@ -223,20 +222,15 @@ class RunSync:
         if looks_ahead and self._source is not None:
             self._ahead = self._read_ahead(self._source)
         window = self._ahead.window if self._ahead is not None else None
-        sizes = (0.0, 0.0, 0.0, 0.0) if window is None or not self._contributes_counts else _sizes(window)
+        counts = _NO_COUNTS if window is None or not self._contributes_counts else _counts(window)
         save, status = self.save_status()
-        sums = self._on_device(
-            [0.0, *sizes, self._code, float(window is not None), status], window if self._contributes_counts else None
-        )
-        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
-        shares = (share.detach() if self._contributes else nothing, nothing if squares is None else squares)
-        sums = torch.cat([sums, torch.stack([value.to(self._device, torch.float64) for value in shares])])
+        shares = (share if self._contributes else 0.0, 0.0 if squares is None else squares)
+        sums = self._on_device((*counts, self._code, float(window is not None), status, *shares))
         dist.all_reduce(sums)
         self._receive(sums, save)
         # The ranks of early stages do not know in which dtype the loss was computed.
         kind = share.dtype if self._strategy.layout.pipeline_parallel_size == 1 else torch.float64
-        on_device = _StepSums(*sums.unbind())
-        return on_device.loss.to(kind), None if squares is None else on_device.squares
+        return sums[-2].to(kind), None if squares is None else sums[-1]
 
     def _receive(self, sums: Tensor, save: Any) -> None:
         """Takes counts and stop requests from the sums: at once if the host can read them, else one step later.
@@ -249,21 +243,22 @@ class RunSync:
             sums: (10,).
         """
         ahead = self._ahead
+        window = ahead.window if ahead is not None and self._counts_differ else None
         if host_can_read(self._device):
             known = _StepSums(*sums.tolist())
             self._take(known, save)
-            valid, present = known.valid, known.present
-        else:
-            if self._sums is not None:
-                # Of the step before: the device has finished it when it computes this one.
-                self._take(_StepSums(*self._sums.read().tolist()), self._save_of_sums)
-            self._sums, valid, present, self._save_of_sums = AsyncHostCopy(sums), sums[0], None, save
-        if ahead is None:
+            if ahead is not None:
+                ahead.present = known.present
+            if window is not None:
+                window.num_valid = known.valid
+                _set_counts(window, known)
             return
-        ahead.present = present
-        if ahead.window is not None and self._counts_differ:
-            ahead.window.num_valid = valid
-            ahead.window.counts = AsyncHostCopy(sums) if host_can_read(self._device) else self._sums
+        if self._sums is not None:
+            # Of the step before: the device has finished it when it computes this one.
+            self._take(_StepSums(*self._sums.read().tolist()), self._save_of_sums)
+        self._sums, self._save_of_sums = AsyncHostCopy(sums), save
+        if window is not None:
+            window.num_valid, window.counts = sums[0], self._sums
 
     def _take(self, known: _StepSums, save: Any) -> None:
         self._record_stop(known.stop)
@@ -276,7 +271,7 @@ class RunSync:
         except Exception as error:  # noqa: BLE001 - it is raised again when the window is asked for
             return _Ahead(error=error)
 
-    def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
+    def control(self, control: TrainerControl, dispatcher: CallbackDispatcher) -> None:
         """Broadcasts the control flags of the main process if callbacks of the user may have set different flags.
 
         Callbacks of Forgather and transformers set flags by values that are equal on all processes. A user's callback
@@ -284,10 +279,10 @@ class RunSync:
 
         Args:
             control: the control flags, which are changed.
-            callbacks: the callbacks of the run.
+            dispatcher: the dispatcher to the callbacks of the run.
         """
         # Only with callbacks of the user: otherwise every step would need one more collective.
-        if self.several and has_foreign(callbacks):
+        if self.several and dispatcher.has_foreign:
             agreed = collectives.broadcast_from_main([getattr(control, name) for name in _SWITCHES])
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
@@ -353,10 +348,13 @@ def _no_save() -> tuple[Any, float]:
 _SWITCHES = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
 
 
-def has_foreign(callbacks: Sequence[TrainerCallback]) -> bool:
-    """Returns whether some callbacks are neither of Forgather nor of transformers."""
-    return any(type(one).__module__.partition(".")[0] not in ("forgather", "transformers") for one in callbacks)
+_NO_COUNTS = (0, 0, 0, 0, 0)
 
 
-def _sizes(window: Window) -> tuple[float, float, float, float]:
-    return float(window.num_tokens), float(window.num_rows), float(window.num_unpadded), float(window.num_pairs)
+def _counts(window: Window) -> tuple[float | Tensor, ...]:
+    return window.num_valid, window.num_tokens, window.num_rows, window.num_unpadded, window.num_pairs
+
+
+def _set_counts(window: Window, sums: Sequence[float]) -> None:
+    """Sets the counts of a window that the host needs to sums, in the order of `_counts`."""
+    window.num_tokens, window.num_rows, window.num_unpadded, window.num_pairs = map(int, sums[1:5])

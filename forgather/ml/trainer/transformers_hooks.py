@@ -278,8 +278,15 @@ class WithOwnLoss:
             loss_fn: the user's loss function of (logits, labels), a loss object, or None.
 
         Raises:
-            TrainingError: FG806 or FG807 if the loss cannot be used, see `loss_rule`.
+            TrainingError: FG793 if the loss makes its own rule, as those of preferences, and layers compute in float8;
+                FG806 or FG807 if the loss cannot be used, see `loss_rule`.
         """
+        if self.args.fp8 is not None and hasattr(loss_fn, "loss_rule"):
+            raise TrainingError(
+                f"fp8 is {self.args.fp8}, and {type(loss_fn).__name__} was not compared with a plain loop in float8",
+                code="FG793",
+                hint="remove fp8",
+            ).about("args.fp8")
         has_own_loss = type(self).compute_loss is not WithOwnLoss.compute_loss
         rule = self._rule = loss_rule(
             model,

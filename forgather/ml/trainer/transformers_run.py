@@ -34,6 +34,7 @@ from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
+from forgather.ml.low_bit_optim import refuse_copies
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.tracking import Logged, receiving
@@ -180,6 +181,8 @@ class TransformersRun(Trainer):
         if self.optimizer is None and self._optimizer_factory is not None:
             trained = cast(nn.Module, self.model if model is None else model)
             self.optimizer = make_optimizer(trained, self.args, self._optimizer_factory)
+            if self.args.world_size > 1 and not self.is_fsdp_enabled:
+                refuse_copies(self.optimizer, "transformers' Trainer", self.args.world_size)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:

@@ -5,10 +5,15 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from forgather.ml import AccelTrainer, PipelineTrainer, Trainer, TrainingArguments
 from forgather.ml.data.row_stream import RowStream
+from forgather.ml.trainer.bad_rows import BadRows
+from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments, PipelineTrainingArguments
+from forgather.ml.trainer.read_retries import Retries
+from forgather.ml.trainer.stream_batches import StreamBatches
 from tests.ml.distributed.gang import RankFailed, run_ranks
 from tests.ml.fixtures import StopAt, tiny_llama
 
@@ -172,6 +177,46 @@ def test_a_bad_row_counts_once_where_several_replicas_need_its_stream(tmp_path, 
         for losses, metrics, _ in ranks_of(2, tmp_path, "DDP", 4, bad=(1, 3), bad_rows=policy, max_steps=10, **options):
             assert expected == pytest.approx(losses, rel=2e-5)
             assert 1 == metrics["bad_rows"]
+
+
+class ReadMeanwhile:
+    """A part of a row. When it is sent, a row is left out, as by a worker that reads ahead."""
+
+    def __init__(self, guard):
+        self.guard = guard
+
+    def __reduce__(self):
+        self.guard.preparing(ValueError("a broken row"), "counted 1")
+        return int, ()
+
+
+class Sends(Counted):
+    def __init__(self, guard):
+        super().__init__()
+        self.guard = guard
+
+    def open(self, shard, offset=None):
+        return SendingReader(self, shard, offset or 0)
+
+
+class SendingReader(CountedReader):
+    def __next__(self):
+        return super().__next__() | {"sent": ReadMeanwhile(self.owner.guard)}
+
+
+def counted_on_rank():
+    guard, rank = BadRows("skip", Retries(0)), dist.get_rank()
+    rows = RowStream.of_shards(Sends(guard), buffer_size=1, seed=3)
+    options = {"num_workers": 0}
+    settings = {"num_streams": 1, "guard": guard, "generator": torch.Generator(), "inner": rows, "dispatch": (True, 0)}
+    batches = StreamBatches(rows, RankShare(2, rank, 2), collate, options, **settings)
+    next(batches.read(seed=0, epoch=0, start=0, sizes=iter([1])))
+    return guard.num_read
+
+
+def test_rows_that_are_left_out_while_others_are_sent_stay_counted():
+    # Four rows are sent. What the reader did not know when it sent them, the other process learns with the next step.
+    assert [4, 0] == run_ranks(2, counted_on_rank, start_group=True)
 
 
 def failures(folder, options):

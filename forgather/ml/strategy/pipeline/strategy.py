@@ -29,6 +29,7 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.loss_path import LossPath
 from forgather.ml.losses import LossRule, ModelLoss, is_causal_lm
+from forgather.ml.low_bit_optim import refuse_untested
 from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.strategy.base import Recipe
@@ -264,8 +265,13 @@ class Pipeline(ModelStrategy):
         make_unset_weights(self.model, self._recipe, self.topology, parts=list(self._local.stages.values()))
 
     def build_optimizer(self) -> Optimizer:
-        """Makes and returns the optimizer of the stages on this rank."""
+        """Makes and returns the optimizer of the stages on this rank.
+
+        Raises:
+            DistributedError: FG708 if it is an optimizer of torchao.
+        """
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
+        refuse_untested(self.optimizer, "in the stages of a pipeline")
         self._step = OptimizerStep(self.optimizer)
         return self.optimizer
 

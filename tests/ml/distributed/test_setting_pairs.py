@@ -1,0 +1,141 @@
+"""Settings that save memory or time, with adapters and losses of preferences: equal to the run without the setting.
+
+That a run without them equals a loop of torch and peft is shown in test_preference_adapters.py and in the cells. What
+is not compared here is refused by name.
+"""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import TrainerCallback
+
+from forgather.ml import (
+    AccelTrainer,
+    AccelTrainingArguments,
+    PipelineTrainer,
+    PipelineTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
+from forgather.ml.data import PreferenceCollator
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.preference_losses import DPOLoss, KTOLoss, ORPOLoss
+from forgather.ml.strategy.state import on_host
+from tests.matrix import thinned
+from tests.ml import preference_cases as cases
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.moved_activations import moved_to_host
+from tests.patience import patience
+
+LIMIT = 1e-10
+ADAPTERS = {"LoRA": {"r": 4, "lora_alpha": 16}, "DoRA": {"r": 4, "lora_alpha": 16, "use_dora": True}, "none": None}
+LOSSES = {"tokens": None, "dpo": DPOLoss(beta=0.3), "kto": KTOLoss(beta=0.3), "orpo": ORPOLoss(beta=0.3)}
+TOKENS = [{"input_ids": ids, "labels": ids} for ids in ([3, 9, 4, 7, 12, 5], [21, 6, 30, 2, 8, 1], [5] * 6, [9, 8] * 3)]
+LAYOUTS = {
+    "one": (1, Trainer, TrainingArguments, {}),
+    "DDP": (2, AccelTrainer, AccelTrainingArguments, {}),
+    "FSDP2": (2, AccelTrainer, AccelTrainingArguments, {"fsdp": "full_shard"}),
+    "1F1B": (2, PipelineTrainer, PipelineTrainingArguments, {"pipeline_chunks": 2}),
+}
+SETTINGS = {
+    "offloaded": {"activation_offloading": True},
+    "recomputed and offloaded": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
+    "in backward": {"optimizer_in_backward": True},
+    "share": {"communication_share": True},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    "chunked": {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 5},
+}
+
+
+def _cells():
+    for layout in LAYOUTS:
+        for loss in LOSSES:
+            for adapter in ADAPTERS:
+                for setting in SETTINGS:
+                    if setting == "chunked" and loss != "tokens":
+                        continue
+                    if setting == "in backward" and layout not in ("one", "FSDP2"):
+                        continue
+                    # Graphs of a DoRA take a minute; what differs between layouts is no part of a graph.
+                    if setting == "compiled" and (layout != "one" and (loss, adapter) != ("dpo", "LoRA")):
+                        continue
+                    yield layout, loss, adapter, setting
+
+
+QUICK = {
+    ("one", "tokens", "DoRA", "chunked"),
+    ("one", "dpo", "LoRA", "in backward"),
+    ("one", "kto", "DoRA", "offloaded"),
+    ("FSDP2", "dpo", "DoRA", "in backward"),
+}
+
+
+class Lines(TrainerCallback):
+    """Keeps the lines that were logged; it has no event before the step of the optimizer."""
+
+    def __init__(self):
+        self.lines = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.lines.append(dict(logs))
+
+
+def trained(folder, layout, loss, adapter, settings):
+    """Returns the losses, the weights, and whether the run had gradient norms, graphs, and moved activations."""
+    ranks, trainer, arguments, given = LAYOUTS[layout]
+    lines = Lines()
+    plain = {
+        "per_device_train_batch_size": 2 if trainer is AccelTrainer else 4,
+        "max_steps": 3,
+        "learning_rate": 5e-2,
+        "max_grad_norm": 0.0,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }
+    several = {"timeout_seconds": patience(60), "start_timeout_seconds": patience(60)}
+    torch._dynamo.reset()
+    counters.clear()
+    run = trainer(
+        cases.language_model(1).double(),
+        arguments(str(folder), use_cpu=True, **{**plain, **given, **settings}),
+        train_dataset={"tokens": TOKENS, "kto": cases.FEEDBACK[:4]}.get(loss, cases.PAIRS),
+        data_collator=None if loss == "tokens" else PreferenceCollator(),
+        loss_fn=LOSSES[loss],
+        adapter=ADAPTERS[adapter],
+        callbacks=[lines],
+        **({"distributed_env": DistributedEnvironment(**several)} if ranks > 1 else {}),
+    )
+    with moved_to_host() as moved:
+        run.train()
+    losses = [line["loss"] for line in lines.lines if "loss" in line]
+    state = {name: value.detach() for name, value in on_host(run.strategy.export(), keep=True).items()}
+    has_norms = any("grad_norm" in line for line in lines.lines)
+    graphs = counters["stats"].get("unique_graphs", 0)
+    return losses, state, {"norms": has_norms, "is compiled": graphs > 0, "moves": bool(moved)}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "loss", "adapter", "setting"), thinned(list(_cells()), lambda *case: case in QUICK), ids=str
+)
+def test_a_setting_changes_no_loss_and_no_weight(tmp_path, layout, loss, adapter, setting):
+    ranks = LAYOUTS[layout][0]
+    runs = [
+        run_ranks(ranks, trained, tmp_path / str(number), layout, loss, adapter, settings, timeout=300)
+        for number, settings in enumerate(({}, SETTINGS[setting]))
+    ]
+    for (plain, expected, _), (losses, state, facts) in zip(*runs, strict=True):
+        assert losses == pytest.approx(plain, rel=0, abs=LIMIT)
+        assert abs(losses[0] - losses[-1]) > 1e-4
+        assert state.keys() == expected.keys()
+        assert max(float((state[name] - expected[name]).abs().max()) for name in state) <= LIMIT
+        assert facts == {
+            "norms": setting != "in backward",
+            "is compiled": setting == "compiled",
+            "moves": "offloaded" in setting,
+        }
