@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from forgather.errors import DistributedError, first_line
 from forgather.launcher_env import ProcessFacts
+from forgather.ml.batch_sizes import num_rows
 from forgather.ml.distributed.env import DistributedEnvironment, fake_world
 from forgather.ml.distributed.layout import Layout
-from forgather.ml.losses import num_rows
 from forgather.ml.model_inputs import inputs_of
 from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy

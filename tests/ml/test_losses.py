@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import is_causal_lm, labels_of, loss_rule, num_rows, num_tokens
+from forgather.ml.batch_sizes import num_rows, num_tokens
+from forgather.ml.losses import is_causal_lm, labels_of, loss_rule
 from forgather.ml.model_inputs import DOCUMENTS, SHIFTED, ModelInputs
 from tests.ml.fixtures import VOCAB, Regression, rows, tiny_llama
 

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from forgather.errors import TrainingError
-from forgather.ml.losses import BaseLossRule, LossRule, at_least_float32, labels_of, num_rows
+from forgather.ml.batch_sizes import num_rows
+from forgather.ml.losses import BaseLossRule, LossRule, at_least_float32, labels_of
 
 
 class DenoisingLoss:

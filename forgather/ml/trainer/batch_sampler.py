@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from forgather.errors import TrainingError
+from forgather.ml.batch_sizes import batch_sizes, num_rows
 from forgather.ml.documents import Documents
-from forgather.ml.losses import LossRule, batch_sizes, labels_of, num_rows
+from forgather.ml.losses import LossRule, labels_of
 from forgather.ml.model_inputs import DOCUMENTS, SHIFTED
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import SeededRows, seed_of

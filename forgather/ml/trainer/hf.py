@@ -21,6 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forgather.errors import TrainingError
 from forgather.ml.adapters import as_adapter
+from forgather.ml.batch_sizes import num_rows
 from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
@@ -30,7 +31,6 @@ from forgather.ml.losses import (
     is_causal_lm,
     logits_of,
     loss_rule,
-    num_rows,
     smoothing_without_token_loss,
 )
 from forgather.ml.model_class import class_name

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forgather.errors import Diagnostic, TrainingError
+from forgather.ml.batch_sizes import num_rows
 from forgather.ml.loss_path import LOGITS, PathSettings
 from forgather.ml.losses import (
     Loss,
@@ -25,7 +26,6 @@ from forgather.ml.losses import (
     is_causal_lm,
     labels_of,
     loss_rule,
-    num_rows,
     shifted_labels,
     without_loss,
 )
