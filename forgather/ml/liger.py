@@ -10,8 +10,9 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -87,6 +88,9 @@ def check_settings(settings: Mapping[str, Any], known: Mapping[str, Any]) -> Non
 def logits_of_probe(model: PreTrainedModel) -> Tensor | None:
     """Returns the logits of a short row of token ids, or None for a model whose weights are not here yet.
 
+    Weights that are all zero have other values meanwhile: without these, a kernel could leave out a new LoRA or a new
+    bias, and change nothing.
+
     Shapes:
         Returns (1, T, V).
     """
@@ -98,11 +102,23 @@ def logits_of_probe(model: PreTrainedModel) -> Tensor | None:
     was_training = model.training
     model.train(False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _zeros_replaced(model):
             logits: Tensor = model(input_ids=ids_BT, use_cache=False).logits
             return logits
     finally:
         model.train(was_training)
+
+
+@contextlib.contextmanager
+def _zeros_replaced(model: nn.Module) -> Iterator[None]:
+    zeros = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.any()]
+    try:
+        for weight in zeros:
+            weight.copy_(torch.linspace(-0.1, 0.1, weight.numel(), device=weight.device).view_as(weight))
+        yield
+    finally:
+        for weight in zeros:
+            weight.zero_()
 
 
 def compare_logits(before: Tensor | None, after: Tensor | None) -> None:

@@ -185,6 +185,19 @@ def test_kernels_that_change_the_logits_are_an_error():
     assert logits_of_probe(tiny_llama().to("meta")) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_a_kernel_that_leaves_out_a_new_adapter_changes_the_logits_of_the_probe():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_llama(), LoraConfig(target_modules=["q_proj"])).get_base_model()
+    layer = model.model.layers[0].self_attn
+    before, adapted = logits_of_probe(model), layer.q_proj
+    assert not any(weight.any() for name, weight in model.named_parameters() if "lora_B" in name)
+    layer.q_proj = adapted.base_layer
+    with pytest.raises(TrainingError, match="the logits of a probe differ by"):
+        compare_logits(before, logits_of_probe(model))
+
+
 def _doubled(x: Tensor) -> Tensor:
     return x * 2
 
