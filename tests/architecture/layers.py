@@ -261,7 +261,6 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.fake_caches
     strategy.base strategy.ddp_buckets strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
     strategy.backward_update strategy.counter_draws strategy.unset_tensors
     strategy.fill_record

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forgather.errors import TrainingError
 from forgather.ml.strategy.counter_draws import (
@@ -29,7 +30,6 @@ from forgather.ml.strategy.counter_draws import (
     stream_key,
     uniform,
 )
-from forgather.ml.strategy.fake_caches import building_without_memory
 from forgather.ml.strategy.fill_record import Draw, FillRecord, Formula, Part, Region, Step, UnrecordedError, is_whole
 from forgather.ml.strategy.meta_model import is_plain, move_to_meta, replacing_conversions, tensors_of
 from forgather.ml.strategy.state import Box, whole_box
@@ -60,7 +60,7 @@ class CounterWeights:
     def __init__(self, make_model: Any) -> None:
         record = FillRecord()
         try:
-            with building_without_memory(), replacing_conversions(), record:
+            with active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True), replacing_conversions(), record:
                 self.model: nn.Module = make_model()
         except UnrecordedError as error:
             raise _refused(f"the model cannot be built without values: {error}") from None

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.fake_caches import building_without_memory
 
 _log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
     """Returns a model of fake tensors, which have shapes but no values, or None if it cannot be made without values."""
     try:
         # In a trace, the tensors of all parts of a run are those of one mode.
-        with building_without_memory():
+        with active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True):
             return make_model()
     except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
         _log.info("every rank builds the model with values: building it without memory failed with %r", error)

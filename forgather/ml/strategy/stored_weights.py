@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -24,7 +25,6 @@ from forgather.ml.checkpoint.files import WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.log import get_logger
 from forgather.ml.meta_loading import loading_on_meta
-from forgather.ml.strategy.fake_caches import building_without_memory
 from forgather.ml.strategy.fill_record import FillRecord, UnrecordedError
 from forgather.ml.strategy.meta_model import tensors_of
 from forgather.ml.strategy.state import Box
@@ -171,7 +171,7 @@ def _tables(model: PreTrainedModel, names: list[str]) -> dict[str, Tensor]:
     """
     if not names:
         return {}
-    with building_without_memory(), FillRecord() as record:
+    with FakeTensorMode(allow_non_fake_inputs=True), FillRecord() as record:
         bare = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
     by_name = {fqn: tensor for fqn, _, _, tensor in tensors_of(bare)}
     found = {}

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forgather.ml.adapter_base import base_of
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import is_quantized
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.fake_caches import building_without_memory
 from forgather.ml.strategy.fill_record import FillRecord, UnrecordedError
 from forgather.ml.strategy.meta_model import is_plain, move_to_meta, replacing_conversions, tensors_of
 from forgather.ml.strategy.state import Box
@@ -101,7 +101,7 @@ def _of_files(recipe: Recipe) -> UnsetWeights | str:
 def _recorded(recipe: Recipe) -> UnsetWeights | str:
     """Returns the model that a constructor makes, or why it must be made with values."""
     record = FillRecord()
-    with building_without_memory(), replacing_conversions(), record:
+    with active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True), replacing_conversions(), record:
         model = recipe.make_model()
     if (reason := _obstacle(model)) is not None:
         return reason
