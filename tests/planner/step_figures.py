@@ -32,7 +32,7 @@ class Figures:
             )
             for ranks, stages, operations, messages in data["ranks"]
         )
-        return RunWork(**{name: data[name] for name in SIZES}, ranks=ranks)
+        return RunWork(**{name: data[name] for name in SIZES if name in data}, ranks=ranks)
 
     def _pack(self, counts, texts):
         return [
