@@ -193,3 +193,42 @@ def test_nothing_to_resume_from(tmp_path):
     assert not are_unset(trainer(tmp_path, resume_from_checkpoint="auto"))
     (tmp_path / "checkpoint-1").mkdir()
     assert not are_unset(trainer(tmp_path, resume_from_checkpoint="auto"))
+
+
+@functools.lru_cache
+def bounded():
+    return torch.linspace(0.5, 1.5, 32)
+
+
+@functools.cache
+def unbounded():
+    return {"rows": (torch.linspace(0.5, 2.5, 32),)}
+
+
+class Cached(nn.Module):
+    """A model whose constructor uses tables that functions keep, and whose forward pass calls these functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+        self.scale = nn.Parameter(bounded()[:1].clone())
+        self.register_buffer("table", 2 * unbounded()["rows"][0], persistent=False)
+
+    def forward(self, input_ids, labels=None, **others):
+        found = self.inner(input_ids, labels=labels, **others)
+        factor = bounded().mean() * unbounded()["rows"][0].mean() * self.table.mean()
+        return type(found)(loss=found.loss * factor * self.scale.sum(), logits=found.logits)
+
+
+@pytest.mark.parametrize("fills", ["sequential", "counter"])
+def test_tables_in_caches_of_functions_have_values(tmp_path, fills):
+    def fresh(make_trainer):
+        # As in a new process.
+        bounded.cache_clear()
+        unbounded.cache_clear()
+        made = make_trainer(tmp_path, Cached, initial_weights=fills)
+        made.train()
+        return weights(made)
+
+    assert are_equal(fresh(trainer), fresh(resumed))
+    assert torch.equal(bounded(), torch.linspace(0.5, 1.5, 32))

@@ -30,6 +30,7 @@ from forgather.ml.strategy.counter_draws import (
     stream_key,
     uniform,
 )
+from forgather.ml.strategy.fake_caches import alive, clear_caches
 from forgather.ml.strategy.fill_record import Draw, FillRecord, Formula, Part, Region, Step, UnrecordedError, is_whole
 from forgather.ml.strategy.meta_model import is_plain, move_to_meta, replacing_conversions, tensors_of
 from forgather.ml.strategy.state import Box, whole_box
@@ -82,6 +83,9 @@ class CounterWeights:
             self._tensors[fqn] = tensor
         self.names = list(self._plans)
         move_to_meta(self.model)
+        own = {id(tensor) for tensor in self._tensors.values()}
+        if kept := alive(record.release()) - own:
+            clear_caches(kept | own)
 
     def digest(self, left_out: Collection[str] = ()) -> str:
         """Returns a digest of all names, shapes and fills.

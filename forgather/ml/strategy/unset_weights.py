@@ -22,6 +22,7 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import is_quantized
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.fake_caches import alive, clear_caches
 from forgather.ml.strategy.fill_record import FillRecord, UnrecordedError
 from forgather.ml.strategy.meta_model import is_plain, move_to_meta, replacing_conversions, tensors_of
 from forgather.ml.strategy.state import Box
@@ -73,17 +74,22 @@ def unset_weights(recipe: Recipe) -> UnsetWeights | None:
     Args:
         recipe: the recipe that makes the model.
     """
-    before = capture_rng()
+    record, before = FillRecord(), capture_rng()
+    found: UnsetWeights | str
     try:
-        found = _of_files(recipe) if recipe.stored_in is not None else _recorded(recipe)
-        reason = found if isinstance(found, str) else None
+        found = _of_files(recipe) if recipe.stored_in is not None else _recorded(recipe, record)
     except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
-        found, reason = None, f"building it without memory failed with {error!r:.160}"
+        found = f"building it without memory failed with {error!r:.160}"
     finally:
         restore_rng(before)
+    if _is_any_kept(record.release()):
+        found = (
+            "something besides its modules keeps tensors that were made without values. If it uses them, the model "
+            "cannot be built now: then set skip_initial_weights_on_resume: false"
+        )
     if isinstance(found, UnsetWeights):
         return found
-    _log.info("the model is made with its initial weights, which the checkpoint replaces: %s", reason)
+    _log.info("the model is made with its initial weights, which the checkpoint replaces: %s", found)
     return None
 
 
@@ -98,9 +104,8 @@ def _of_files(recipe: Recipe) -> UnsetWeights | str:
     return UnsetWeights(stored.model, stored.tables)
 
 
-def _recorded(recipe: Recipe) -> UnsetWeights | str:
+def _recorded(recipe: Recipe, record: FillRecord) -> UnsetWeights | str:
     """Returns the model that a constructor makes, or why it must be made with values."""
-    record = FillRecord()
     with active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True), replacing_conversions(), record:
         model = recipe.make_model()
     if (reason := _obstacle(model)) is not None:
@@ -117,11 +122,7 @@ def _recorded(recipe: Recipe) -> UnsetWeights | str:
         if value is None:
             return f"{fqn!r} is in no checkpoint, and is not computed from numbers alone"
         tables[fqn] = value
-    del tensor
     move_to_meta(model)
-    made = record.release()
-    if _is_any_alive(made):
-        return "something besides its modules keeps tensors that were made without values"
     return UnsetWeights(model, tables)
 
 
@@ -139,8 +140,10 @@ def _table(tensor: Tensor, record: FillRecord) -> Tensor | None:
     return None if formula.is_random or formula.draws else record.replay(tensor)
 
 
-def _is_any_alive(made: list[weakref.ref[Tensor]]) -> bool:
-    """Returns whether a list or a cache still has a tensor, which a forward pass would use without values."""
-    if any(one() is not None for one in made):
+def _is_any_kept(made: list[weakref.ref[Tensor]]) -> bool:
+    """Returns whether a list still has a tensor, which a forward pass would use without values. Caches are cleared."""
+    if alive(made):
         gc.collect()
-    return any(one() is not None for one in made)
+    if kept := alive(made):
+        clear_caches(kept)
+    return bool(alive(made))
