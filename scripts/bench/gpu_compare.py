@@ -250,39 +250,28 @@ def settings(cell: Cell, folder: str) -> dict[str, Any]:
     }
 
 
-def by_forgather(cell: Cell, watch: Watch, folder: str) -> tuple[LlamaForCausalLM, float]:
-    """Trains, and returns the model and the mean loss."""
+def by_trainer(library: Any, cell: Cell, watch: Watch, folder: str, **more: Any) -> tuple[LlamaForCausalLM, float]:
+    """Trains with the `Trainer` of a library, and returns the model and the mean loss."""
     model = build(cell)
-    arguments = ml.TrainingArguments(**settings(cell, folder), linear_cross_entropy=True)
-    trainer = ml.Trainer(
+    trainer = library.Trainer(
         model,
-        arguments,
+        library.TrainingArguments(**settings(cell, folder), **more),
         train_dataset=rows_of(cell),
         data_collator=default_collate,
         callbacks=[Watching(watch)],
     )
     trainer.train()
-    return model, mean_loss(trainer)
+    return model, next(line["loss"] for line in trainer.state.log_history if "loss" in line)
+
+
+def by_forgather(cell: Cell, watch: Watch, folder: str) -> tuple[LlamaForCausalLM, float]:
+    """Trains, and returns the model and the mean loss."""
+    return by_trainer(ml, cell, watch, folder, linear_cross_entropy=True)
 
 
 def by_transformers(cell: Cell, watch: Watch, folder: str) -> tuple[LlamaForCausalLM, float]:
     """Trains, and returns the model and the mean loss."""
-    model = build(cell)
-    arguments = transformers.TrainingArguments(**settings(cell, folder), disable_tqdm=True)
-    trainer = transformers.Trainer(
-        model,
-        arguments,
-        train_dataset=rows_of(cell),
-        data_collator=default_collate,
-        callbacks=[Watching(watch)],
-    )
-    trainer.train()
-    return model, mean_loss(trainer)
-
-
-def mean_loss(trainer: Any) -> float:
-    """Returns the loss of the log line at the last step."""
-    return next(line["loss"] for line in trainer.state.log_history if "loss" in line)
+    return by_trainer(transformers, cell, watch, folder, disable_tqdm=True)
 
 
 def by_hand(cell: Cell, watch: Watch, folder: str) -> tuple[LlamaForCausalLM, float]:
