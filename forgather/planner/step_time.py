@@ -336,7 +336,8 @@ def _assumptions(work: RunWork, hardware: Hardware, efficiency: Efficiency, dtyp
     elif key in hardware.unverified:
         found.append(f"the {key} rate of {hardware.title} was not found in a document")
     found.append(
-        "model FLOPs are those of matrix products and attention, with half of a causal attention, and nothing that is "
-        "recomputed; an attention with a mask or with dropout counts in full"
+        "model FLOPs are those of matrix products and attention, with half of a causal attention, in packed rows "
+        "inside of documents, and nothing that is recomputed; an attention with another mask or with dropout counts "
+        "in full"
     )
     return tuple(found)

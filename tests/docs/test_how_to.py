@@ -20,6 +20,7 @@ SLOW = (
         "control",
         "doctor",
         "export",
+        "memory",
         "metrics",
         "model_and_loss",
     ),
