@@ -392,7 +392,8 @@ def _tuple(found: Any) -> tuple[Tensor, ...]:
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, getattr(function, "__qualname__", type(function).__name__)
+    # Code that `exec` runs may have no module.
+    return str(function.__module__), getattr(function, "__qualname__", type(function).__name__)
 
 
 def _refusal(message: str, hint: str) -> TrainingError:

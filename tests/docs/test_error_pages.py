@@ -12,6 +12,7 @@ import pytest
 
 from forgather.cli.options import OWN_NAMES
 from forgather.errors import ForgatherError
+from forgather.ml import kernels
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.project.workbench import make_project
@@ -19,6 +20,12 @@ from tests.project.workbench import make_project
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "errors").glob("*.md"))
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 EXAMPLES = [(page.stem, *found.groups()) for page in PAGES for found in FENCE.finditer(page.read_text())]
+
+
+@pytest.fixture(autouse=True)
+def registered_kernels(monkeypatch):
+    """Kernels that a page registers are those of no other test."""
+    monkeypatch.setattr(kernels, "_kernels", {})
 
 
 def is_file(kind):

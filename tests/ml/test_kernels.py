@@ -185,6 +185,15 @@ def test_kernels_that_change_the_logits_are_an_error():
     assert logits_of_probe(tiny_llama().to("meta")) is None
 
 
+def test_a_kernel_without_a_module_is_named_in_the_refusal_of_another():
+    scope = {}
+    exec("def own(x): return x", scope)
+    scope["own"].__module__ = None
+    _registered("of_exec", scope["own"])
+    with pytest.raises(TrainingError, match="registered already, by None.own"):
+        _registered("of_exec", norm_reference)
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
 def test_a_kernel_that_leaves_out_a_new_adapter_changes_the_logits_of_the_probe():
     from peft import LoraConfig, get_peft_model
