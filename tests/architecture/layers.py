@@ -93,7 +93,8 @@ verification:
 project:
     project.checks project.dependencies
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
-    project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
+    project.constructor_rules project.run_facts
+    project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.data_targets project.fault_tolerance project.git_repository
     project.metadata project.path_display project.reference project.starters project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
