@@ -170,7 +170,7 @@ class Engine:
             gives=self._return_annotation(first) if same else Annotation(""),
             callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
             other_names=self._other_names(first) if same and isinstance(first, Class) else (),
-            defined_as=_defined_as(first) if same else "",
+            defined_as=first.place if same and isinstance(first, Class | Function) else "",
         )
 
     def _return_annotation(self, thing: Thing) -> Annotation:
@@ -221,13 +221,6 @@ def real_paths(folders: Sequence[str]) -> tuple[str, ...]:
 def _is_literal(node: ast.expr) -> bool:
     # In a stub, `...` stands for any value.
     return isinstance(node, _LITERALS) and not (isinstance(node, ast.Constant) and node.value is ...)
-
-
-def _defined_as(thing: Thing) -> str:
-    if not isinstance(thing, Class | Function):
-        return ""
-    outer = thing.home if isinstance(thing, Function) else None
-    return f"{thing.module.name}:{outer.name}.{thing.name}" if outer else f"{thing.module.name}:{thing.name}"
 
 
 def _span(thing: Thing) -> Span | None:

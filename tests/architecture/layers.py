@@ -262,7 +262,7 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
+    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.deepspeed_values strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
     strategy.backward_update strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
