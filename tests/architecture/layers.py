@@ -107,6 +107,7 @@ project:
     project.checks.import_check
     project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
+    project.checks.stream_shards
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing project.origin_labels
