@@ -93,7 +93,7 @@ def _most_streams(stream: Call, replicas: int) -> int | None:
 def _row_groups(files: list[str]) -> int | None:
     try:
         parquet = import_module("pyarrow.parquet")
-        return sum(parquet.read_metadata(file).num_row_groups for file in files)
+        return int(sum(parquet.read_metadata(file).num_row_groups for file in files))
     except (ImportError, OSError, ValueError):
         return None
 
