@@ -115,7 +115,7 @@ def _refuse_uneven_positions(project: Project, processes: int) -> None:
     arguments = trainer_arguments(project.graph)
     node = None if arguments is None else arguments.get(POSITIONS)
     size = node.value if isinstance(node, Scalar) else node
-    if size is None or (isinstance(size, int) and processes % size == 0):
+    if size is None or (isinstance(size, int) and (size < 1 or processes % size == 0)):
         return
     found = f"is {size}, and {processes} devices cannot be divided by it" if isinstance(size, int) else "is computed"
     raise PlanError(

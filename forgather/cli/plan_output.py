@@ -52,7 +52,9 @@ def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
             lines.append(f"    {row['name']:<{width}}  {size:>9}  {share:>4.0%}  {row['source']:<7}  {bar}".rstrip())
     if rank["least_bytes"] is not None:
         least = format_size(rank["least_bytes"])
-        lines.append(f"  about {least} if blocks recompute all: activation_memory_budget lets torch choose what they keep")
+        lines.append(
+            f"  about {least} if blocks recompute all: activation_memory_budget lets torch choose what they keep"
+        )
     if rank["host"]:
         rows = ", ".join(f"{row['name']} {format_size(row['num_bytes'])}" for row in rank["host"])
         whole = format_size(sum(row["num_bytes"] for row in rank["host"]))
