@@ -74,7 +74,7 @@ def test_the_note_names_the_way_out(tmp_path, settings, more, said):
     write_groups(tmp_path / "a.parquet", 1)
     found = notes(tmp_path, "parquet", str(tmp_path / "a.parquet"), 4, settings=settings, more=more)
     assert ([] if said is None else [True]) == [said in one.hint for one in found]
-    assert all(one.severity == "note" and one.span.line == 4 for one in found)
+    assert all(one.severity == "note" and one.span.line == 5 for one in found)
     once = "read by several replicas" if "dispatch_rows" in settings else "once on each machine"
     assert all(once in one.message for one in found)
 

@@ -44,13 +44,14 @@ def check_stream_shards(subject: Subject) -> list[Diagnostic]:
         return []
     once = arguments.plain("dispatch_rows") is not False
     how = "once on each machine, and dealt out" if once else "by several replicas, and used by one"
+    paths = argument_of(streams[0], "paths")
     found = f"each training row is read {how}: the data is not divided among the {replicas} replicas"
     return [
         Diagnostic(
             code="FG796",
             message=found,
             severity=Severity.NOTE,
-            span=streams[0].span,
+            span=paths.span if paths is not None and paths.span is not None else streams[0].span,
             path=format_path(main.path),
             hint=hint,
         )
