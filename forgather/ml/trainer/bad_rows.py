@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from forgather.errors import ForgatherError, TrainingError, first_line
-from forgather.ml.data.virtual_streams import Outcome, RowGuard
+from forgather.ml.data.row_guard import Outcome, RowGuard
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.read_retries import Retries, is_passing
 
@@ -81,6 +81,12 @@ class BadRows(RowGuard):
     def preparing(self, error: Exception, shard: str) -> Outcome:
         """Returns what happens after a row could not be prepared, see `RowGuard`."""
         return self._left_out(error, shard, 0) if self.skips else Outcome.RAISE
+
+    def uncounted(self) -> BadRows:
+        """Returns a guard that leaves out the same rows, without counting and reporting them, see `RowGuard`."""
+        other = BadRows(SKIP if self.skips else STOP, self.retries)
+        other._shown = _SHOWN
+        return other
 
     def collating(self, error: Exception) -> None:
         """Counts a row that could not be collated."""

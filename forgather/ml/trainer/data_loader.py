@@ -488,8 +488,16 @@ class TrainBatches:
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compared(self, windows: Iterator[Window], streams: StreamBatches) -> Iterator[Window]:
-        for window in windows:
+        while True:
+            try:
+                window = next(windows, None)
+            except Exception:
+                # The error may follow from the change.
+                report_data_changes(streams.take_changes(), may_change=self._may_change)
+                raise
             report_data_changes(streams.take_changes(), may_change=self._may_change)
+            if window is None:
+                return
             yield window
 
     def _compare(self, expected: Fingerprint) -> None:
@@ -633,7 +641,7 @@ class TrainBatches:
             # The rows of other streams are in other places, so no row can be compared.
             self._last = None
         elif self._own.streams is not None:
-            changed += [] if known is None else known.differences(self.fingerprint)
+            changed += [] if known is None else self._own.streams.rows.changes_since(known)
             self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
         elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None

@@ -39,6 +39,7 @@ from forgather.ml.types import PaddingBatch
 _log = get_logger(__name__)
 
 Collate = Callable[[list[Any]], Any]
+_SHOWN = 3
 
 
 class RankRows(NamedTuple):
@@ -99,7 +100,7 @@ class StreamBatches:
         self._resumed: dict[int, Block] = {}
         self._trained = 0
         self._bad_before, self._bad_places = 0, list[int]()
-        self._other_rows: set[int] = set()
+        self._changes: dict[int, str] = {}
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
         self.loader = self._new_loader()
@@ -156,6 +157,8 @@ class StreamBatches:
         self._trained = start
         self._bad_before, self._bad_places = (self._bad_before if start else 0), []
         self._guard.begin(sum(block.num_bad for block in blocks.values()), self._bad_before)
+        # Of the files as they are now: a change while the run reads them is found at the next resume.
+        _ = self.rows.fingerprint
         self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
         if start and self._options.get("persistent_workers"):
             # Workers that are there already do not know the blocks.
@@ -201,6 +204,9 @@ class StreamBatches:
         number = start // self.num_streams
         with_epoch = _in_epoch(iter(self.loader), epoch)
         for part in with_epoch:
+            self._changes |= part.changes
+            if part.number < 0:
+                continue
             waiting.setdefault(part.number, {})[part.worker] = part
             while active and active <= waiting.get(number, {}).keys():
                 parts = waiting.pop(number)
@@ -222,8 +228,6 @@ class StreamBatches:
             known.append(block)
         elif known[-1].first == block.first:
             # The block of a checkpoint, which is read again.
-            if None not in (known[-1].digest, block.digest) and known[-1].digest != block.digest:
-                self._other_rows.add(stream)
             known[-1] = block
         given = rounds_before(self._trained, stream, self.num_streams)
         # Blocks before the one of the position are not needed any more.
@@ -285,13 +289,9 @@ class StreamBatches:
 
     def take_changes(self) -> list[str]:
         """Returns descriptions of the changes of rows since the checkpoint that were noticed since the last call."""
-        found, self._other_rows = sorted(self._other_rows), set()
-        if not found:
-            return []
-        return [
-            f"stream {found[0]} gives other rows at the same place (of another tokenizer, column, length or order of "
-            "the texts)"
-        ]
+        found, self._changes = self._changes, {}
+        shown = [f"stream {stream} gives other rows at the same place: {found[stream]}" for stream in sorted(found)]
+        return shown if len(shown) <= _SHOWN else [*shown[:_SHOWN], f"and {len(shown) - _SHOWN} more streams"]
 
     def trained(self, row: int) -> None:
         """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
