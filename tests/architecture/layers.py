@@ -287,7 +287,7 @@ trainers:
     trainer.loader_options trainer.row_content trainer.shard_facts trainer.stream_windows
     trainer.synchronization
     trainer.data_changes trainer.rank_streams trainer.row_checks trainer.row_dispatch
-    trainer.stream_batches
+    trainer.stream_batches trainer.stream_choice
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard

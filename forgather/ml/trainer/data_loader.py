@@ -55,7 +55,8 @@ from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_r
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_checks import check_size, refuse_split
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
-from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
+from forgather.ml.trainer.stream_choice import chosen_streams, is_iterable, warn_of_whole_reads
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -145,6 +146,8 @@ class RankBatches:
         elif is_iterable(dataset):
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
+            if share.size > 1 and argument == "train_dataset":
+                warn_of_whole_reads(dataset, share.size)
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
             # on the number of processes.
             own = collate if share.size == 1 else RankCollator(collate, share)

@@ -13,23 +13,22 @@ import collections
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, _utils
+from torch.utils.data import DataLoader, _utils
 
 from forgather.errors import TrainingError
 from forgather.ml.data.row_epoch import reading_epoch
-from forgather.ml.data.row_stream import RowStream, stream_of
+from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
-from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.bad_rows import STOP, BadRows
+from forgather.ml.trainer.bad_rows import BadRows
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 from forgather.ml.trainer.rank_streams import RankStreams, Round, as_arrays
@@ -329,54 +328,6 @@ class StreamBatches:
         mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
         loaded = {int(number): Block.from_state(as_arrays(state)) for number, state in blocks.items()}
         self._resumed = {number: block for number, block in loaded.items() if number in mine}
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Returns whether a data set is iterable only: rows cannot be read by number."""
-    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
-    if isinstance(dataset, IterableDataset):
-        return True
-    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
-
-
-def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
-    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
-
-    Args:
-        dataset: the data set.
-        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
-        replicas: the number of data-parallel ranks.
-
-    Raises:
-        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
-            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
-    """
-    data_streams = args.data_streams
-    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
-    if stream is None and args.bad_rows != STOP:
-        raise TrainingError(
-            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
-            code="FG976",
-            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
-        ).about("args.bad_rows")
-    if stream is None:
-        if not data_streams or not is_iterable(dataset):
-            return 0
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
-            code="FG909",
-            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
-        ).about("args.data_streams")
-    if data_streams is None:
-        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
-    most = stream.most_streams
-    if most is not None and data_streams > most:
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
-            code="FG919",
-            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
-        ).about("args.data_streams")
-    return data_streams
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
