@@ -52,6 +52,7 @@ class Round(NamedTuple):
         rows: the rows, in the order of their streams.
         is_last: whether all streams of the worker have ended.
         changes: how streams differ from what a checkpoint says of them, by the number of the stream.
+        num_bad: the number of rows that the worker has left out in this epoch.
     """
 
     worker: int
@@ -59,6 +60,7 @@ class Round(NamedTuple):
     rows: list[Given]
     is_last: bool
     changes: Mapping[int, str]
+    num_bad: int
 
 
 class RankStreams(IterableDataset[Round]):
@@ -133,6 +135,9 @@ class RankStreams(IterableDataset[Round]):
             set_epoch(epoch)
         orders = self.source.orders(self._num_streams, epoch)
         mine = streams_of_rank(self._num_streams, self._share.rank, self._share.size)[worker::num_workers]
+        if info is not None:
+            # The guard of a worker is a copy.
+            self._guard.begin(sum(self._blocks[one].num_bad for one in mine if start and one in self._blocks), 0)
         streams = {number: self._opened(number, orders[number], seed, epoch, start) for number in mine}
         for number in itertools.count(start // self._num_streams):
             rows: list[Given] = []
@@ -145,7 +150,8 @@ class RankStreams(IterableDataset[Round]):
                     found = streams[stream].next_row()
                 except Exception:
                     # What changed explains the error.
-                    yield Round(worker, -1, [], False, changes | streams[stream].take_change())
+                    changes |= streams[stream].take_change()
+                    yield Round(worker, -1, [], False, changes, self._guard.num_read)
                     raise
                 changes |= streams[stream].take_change()
                 if found is None:
@@ -153,7 +159,7 @@ class RankStreams(IterableDataset[Round]):
                     continue
                 is_own = place % self._share.size in self.replicas
                 rows.append(Given(stream, found[0] if is_own else None, _with_arrays(found[1])))
-            yield Round(worker, number, rows, not streams, changes)
+            yield Round(worker, number, rows, not streams, changes, self._guard.num_read)
             if not streams:
                 return
 

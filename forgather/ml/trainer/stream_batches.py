@@ -13,7 +13,7 @@ import collections
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, _utils
 
-from forgather.errors import TrainingError
+from forgather.errors import TrainingError, first_line
 from forgather.ml.data.row_epoch import reading_epoch
 from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
@@ -102,6 +102,7 @@ class StreamBatches:
         self._changes: dict[int, str] = {}
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
+        self._columns: list[str] | None = None
         self.loader = self._new_loader()
 
     def _new_loader(self) -> DataLoader[Any]:
@@ -169,7 +170,7 @@ class StreamBatches:
             take = functools.partial(cut.take, end)
             deal = take()[self._share.rank] if dispatch is None else dispatch.deal(take)
             if dispatch is not None and not dispatch.is_reader:
-                # The workers of the reader go on counting meanwhile.
+                # What the reader did not know when it sent the rows, this process learns with the next step.
                 self._guard.num_read = deal.num_bad
             self._filler = deal.filler if self._filler is None else self._filler
             yield from self._micro_batches(deal, first, end, seed, epoch)
@@ -200,10 +201,13 @@ class StreamBatches:
         """Yields the rows of this rank with their places in the epoch, and records the blocks of the streams."""
         workers = range(self._options["num_workers"] or 1)
         active, waiting = set(workers), dict[int, dict[int, Round]]()
+        num_bad = dict[int, int]()
         number = start // self.num_streams
         with_epoch = _in_epoch(iter(self.loader), epoch)
         for part in with_epoch:
             self._changes |= part.changes
+            num_bad[part.worker] = part.num_bad
+            self._guard.num_read = sum(num_bad.values())
             if part.number < 0:
                 continue
             waiting.setdefault(part.number, {})[part.worker] = part
@@ -237,13 +241,28 @@ class StreamBatches:
         with self._of_collator.seeded(seed):
             try:
                 batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
-            except Exception:
+            except Exception as error:
                 if not self._guard.skips:
+                    self._refuse_other_columns(rows, first, error)
                     raise
                 batch = self._collated_singly(rows, first)
+        self._columns = self._columns or _columns_of(rows)
         if self._pins:
             batch = _pinned(batch)
         return batch
+
+    def _refuse_other_columns(self, rows: list[Any], first: int, error: Exception) -> None:
+        """Raises FG729 if rows that cannot be collated have other columns than the rows before them."""
+        every = [found for row in rows if (found := _columns_of([row])) is not None]
+        known = self._columns or next(iter(every), None)
+        if (other := next((found for found in every if found != known), None)) is not None and known is not None:
+            raise TrainingError(
+                f"among rows {first + 1} to {first + self._share.all_rows} of the epoch is one with the columns "
+                f"{', '.join(other)}; those before it have {', '.join(known)}, and both cannot be in one batch "
+                f"({type(error).__name__}: {first_line(error)})",
+                code="FG729",
+                hint="give all shards the same columns, or set bad_rows to leave out rows that cannot be collated",
+            ).about("train_dataset") from error
 
     def _collated_singly(self, rows: list[Any], first: int) -> Any:
         """Returns the micro-batch of the rows that can be collated alone."""
@@ -328,6 +347,11 @@ class StreamBatches:
         mine = streams_of_rank(self.num_streams, self._share.rank, self._share.size)
         loaded = {int(number): Block.from_state(as_arrays(state)) for number, state in blocks.items()}
         self._resumed = {number: block for number, block in loaded.items() if number in mine}
+
+
+def _columns_of(rows: Sequence[Any]) -> list[str] | None:
+    """Returns the names of the columns of the first row; None if it has none."""
+    return sorted(map(str, rows[0])) if rows and isinstance(rows[0], Mapping) else None
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
