@@ -20,10 +20,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 import torch
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -219,11 +220,21 @@ def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
         setattr(module, name, usual)
 
 
+_rendezvous: list[Any] = []
+"""The rendezvous of all agents. After a signal torchrun does not end the thread of its heartbeats. If that thread held
+the last reference, it would try to join itself, and Python would print the traceback on the way out.
+"""
+
+
 def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
     """Returns a context manager that replaces the agent class, because torchrun has no hook for a failed attempt."""
 
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
+        def __init__(self, spec: WorkerSpec, *given: Any, **named: Any) -> None:
+            super().__init__(spec, *given, **named)
+            _rendezvous.append(spec.rdzv_handler)
+
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
             if result.is_failed():
