@@ -45,7 +45,7 @@ def model():
     reach("model")
     made = LlamaForCausalLM(LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, vocab_size=64,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64))
-    made.model.layers[0].register_forward_pre_hook(lambda module, _: module.training or reach("eval"))
+    made.model.layers[0].register_forward_pre_hook(lambda module, _: None if module.training else reach("eval"))
     return made
 
 class Shards:
