@@ -220,10 +220,8 @@ def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
         setattr(module, name, usual)
 
 
+# After a signal torchrun does not end the thread of its heartbeats. With the last reference, it would join itself.
 _rendezvous: list[Any] = []
-"""The rendezvous of all agents. After a signal torchrun does not end the thread of its heartbeats. If that thread held
-the last reference, it would try to join itself, and Python would print the traceback on the way out.
-"""
 
 
 def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
