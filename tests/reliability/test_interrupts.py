@@ -8,7 +8,7 @@ import sys
 import weakref
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher import api as launcher_api
 
@@ -147,12 +147,21 @@ class Rendezvous:
     """Stands for the object whose thread sends heartbeats."""
 
 
-def test_the_rendezvous_outlives_its_agent():
+def test_the_rendezvous_outlives_its_agent(monkeypatch):
     handler = Rendezvous()
     spec = WorkerSpec(role="default", local_world_size=1, entrypoint="true", rdzv_handler=handler)
+    watched = []
+    monkeypatch.setattr(
+        launcher.LocalElasticAgent,
+        "_monitor_workers",
+        lambda agent, group: watched.append(agent) or RunResult(state=WorkerState.HEALTHY),
+    )
     with launcher._restart_hook(launcher._Attempts(1, os.devnull, lambda *_: True)):
         agent = launcher_api.LocalElasticAgent(spec, DefaultLogsSpecs())
+    agent._monitor_workers(agent._worker_group)
+    assert 1 == len(watched)
     kept = weakref.ref(handler)
+    watched.clear()
     del agent, spec, handler
     gc.collect()
     assert kept() is not None

@@ -20,11 +20,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
 
 import torch
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -74,6 +73,7 @@ class LaunchResult:
 
 # Seconds between SIGTERM and SIGKILL: a run that is asked to stop finishes its step and saves, which takes its time.
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
+_rendezvous: set[object] = set()
 
 
 def launch(
@@ -113,10 +113,8 @@ def launch(
     try:
         config, command, command_words = torchrun.config_from_args(arguments)
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise DistributedError(
-            f"torchrun refuses its settings: {error}", code="FG463", hint="see 'torchrun --help'"
-        ) from error
-    # torchrun writes the records of its processes there, and keeps the folder.
+        found = f"torchrun refuses its settings: {error}"
+        raise DistributedError(found, code="FG463", hint="see 'torchrun --help'") from error
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
     attempts = _Attempts(config.max_restarts + 1, log_dir, again or (lambda *_: True))
     try:
@@ -220,20 +218,14 @@ def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
         setattr(module, name, usual)
 
 
-# After a signal torchrun does not end the thread of its heartbeats. With the last reference, it would join itself.
-_rendezvous: list[Any] = []
-
-
 def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
     """Returns a context manager that replaces the agent class, because torchrun has no hook for a failed attempt."""
 
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
-        def __init__(self, spec: WorkerSpec, *given: Any, **named: Any) -> None:
-            super().__init__(spec, *given, **named)
-            _rendezvous.append(spec.rdzv_handler)
-
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            # After a signal, the thread of its heartbeats goes on. With the last reference, it would join itself.
+            _rendezvous.add(worker_group.spec.rdzv_handler)
             result: RunResult = super()._monitor_workers(worker_group)
             if result.is_failed():
                 attempts.failed(result)
