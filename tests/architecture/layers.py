@@ -199,8 +199,8 @@ processes:
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.shards
-    data.line_parts
+    data.file_content data.row_guard data.shards
+    data.line_parts data.read_log
     data.block_packer data.dataset_shards data.parquet_shards data.virtual_streams
     data.json_rows data.row_stream
     data.text_streams
@@ -286,10 +286,10 @@ trainers:
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.device_copies trainer.length_groups trainer.row_order
     trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
-    trainer.loader_options trainer.stream_windows
+    trainer.loader_options trainer.row_content trainer.shard_facts trainer.stream_windows
     trainer.synchronization
     trainer.data_changes trainer.rank_streams trainer.row_checks trainer.row_dispatch
-    trainer.stream_batches
+    trainer.stream_batches trainer.stream_choice
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard
