@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
-from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_epoch import EpochDataset, next_in_epoch
 from forgather.ml.data.row_stream import stream_of
 from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
@@ -295,8 +295,7 @@ class RankBatches:
         labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
         for first in itertools.count(start, self.share.all_rows):
             # For rows that are read in this process; a worker gets the epoch with the row numbers.
-            with reading_epoch(epoch):
-                batch: Any = next(batches, self)
+            batch: Any = next_in_epoch(batches, epoch, self)
             if batch is self:
                 return
             labels.add(batch, rule.ignore_index)
