@@ -12,8 +12,9 @@ Blocks of ten steps of both loops take turns within one process and its process 
 does a block of the other loop. Each block of the trainer is compared with the mean of the blocks by hand before and
 after it, and has one log line. Times are CPU milliseconds of the main thread of rank 0, which do not count waiting. A
 busy machine makes both loops up to twice as slow, because their data leaves the caches. So the result is the mean over
-the fastest tenth of the pairs of blocks, chosen by the time of both loops together, which favours neither. The median
-over all blocks is given too; on an idle machine the two are close.
+the fastest quarter of the pairs of blocks, chosen by the time of both loops together, which favours neither. Its
+standard error is given too: where it is as large as the result, the machine was too busy to say more. What no load
+changes is the number of function calls of a step, of Python and of C, which is counted in one more block.
 """
 
 from __future__ import annotations
@@ -67,11 +68,13 @@ STRATEGIES = {
 
 
 class Beyond(NamedTuple):
-    """The times of a step in milliseconds: of the loop by hand, of the trainer beyond it, and the latter's median."""
+    """A step of the loop by hand, and of the trainer beyond it, with its standard error: milliseconds and calls."""
 
     by_hand: float
     over: float
-    median: float
+    error: float
+    calls_by_hand: float
+    calls_over: float
 
 
 def texts(count: int) -> list[dict[str, Tensor]]:
@@ -186,6 +189,32 @@ def pipeline_by_hand(strategy: str, rows: list[dict[str, Tensor]], ranks: int) -
         yield
 
 
+class Calls:
+    """A number of function calls, of Python and of C, and of the steps in which they were made."""
+
+    def __init__(self) -> None:
+        self._calls = self._steps = 0
+
+    @property
+    def each(self) -> float:
+        """The number of calls of a step."""
+        return self._calls / self._steps
+
+    def start(self) -> None:
+        """Counts the calls until the next call of `sys.setprofile`, in one step."""
+        self._steps += 1
+        sys.setprofile(self._add)
+
+    def count(self, step: Callable[[], None]) -> None:
+        """Does a step, and counts its calls."""
+        self.start()
+        step()
+        sys.setprofile(None)
+
+    def _add(self, frame: Any, event: str, argument: Any) -> None:
+        self._calls += event in ("call", "c_call")
+
+
 class Alternating:
     """Does a block of steps of the loop by hand after each block of steps of the trainer, and measures both.
 
@@ -200,6 +229,7 @@ class Alternating:
         self._left = 0.0
         self.ours: list[float] = []
         self.by_hand: list[float] = []
+        self._our_calls, self._by_hand_calls = Calls(), Calls()
 
     def adamw(self, parameters: Any) -> torch.optim.Optimizer:
         """Returns an AdamW before whose updates the other loop may have its turn."""
@@ -209,6 +239,7 @@ class Alternating:
 
     def _turn(self, *_: Any) -> None:
         entered = time.thread_time()
+        sys.setprofile(None)
         if self._steps is None:
             self._steps = self._start()
             next(self._steps)
@@ -223,16 +254,23 @@ class Alternating:
             self._left = time.thread_time()
             self.by_hand.append(1000 * (self._left - began) / BLOCK)
         self._done += 1
+        if len(self.by_hand) == WARM_UP:
+            # Before the first block that counts. A profiler would slow down the steps in which it counts.
+            self._by_hand_calls.count(functools.partial(next, self._steps))
+            self._our_calls.start()
 
     def result(self) -> Beyond:
         """Returns the milliseconds of a step."""
         around = [(before + after) / 2 for before, after in itertools.pairwise(self.by_hand)]
         pairs = list(zip(around, self.ours, strict=True))[WARM_UP:]
-        fastest = sorted(pairs, key=sum)[: max(1, len(pairs) // 10)]
+        fastest = sorted(pairs, key=sum)[: max(2, len(pairs) // 4)]
+        differences = [ours - hand for hand, ours in fastest]
         return Beyond(
             by_hand=statistics.mean(hand for hand, _ in fastest),
-            over=statistics.mean(ours - hand for hand, ours in fastest),
-            median=statistics.median(ours - hand for hand, ours in pairs),
+            over=statistics.mean(differences),
+            error=statistics.stdev(differences) / math.sqrt(len(differences)),
+            calls_by_hand=self._by_hand_calls.each,
+            calls_over=self._our_calls.each - self._by_hand_calls.each,
         )
 
 
@@ -242,7 +280,7 @@ def measured(strategy: str, has_metrics: bool, blocks: int) -> Beyond:
     torch.set_num_threads(1)
     is_pipeline = strategy == "pipeline"
     steps = (blocks + WARM_UP) * BLOCK + 1
-    rows = (texts if is_pipeline else points)((steps + BLOCK) * BATCH * ranks)
+    rows = (texts if is_pipeline else points)((steps + 2 * BLOCK) * BATCH * ranks)
     loops = Alternating(functools.partial(pipeline_by_hand if is_pipeline else by_hand, strategy, rows, ranks))
     logged = {"logging_strategy": "steps", "logging_steps": BLOCK} if has_metrics else {"logging_strategy": "no"}
     with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +316,9 @@ def as_rows(found: dict[tuple[str, bool], Beyond]) -> Iterator[dict[str, Any]]:
             "strategy": strategy,
             "metrics": has_metrics,
             "by_hand": round(times.by_hand, 3),
-            "median": round(times.median, 3),
+            "error": round(times.error, 3),
+            "calls_by_hand": round(times.calls_by_hand),
+            "calls_over": round(times.calls_over),
             "load": round(os.getloadavg()[0] / (os.cpu_count() or 1), 1),
         }
 
@@ -299,7 +339,8 @@ def main() -> int:
             with contextlib.redirect_stdout(sys.stderr):
                 found[strategy, has_metrics] = run_ranks(STRATEGIES[strategy][1], *work, timeout=900)[0]
             times = found[strategy, has_metrics]
-            shown = f"{times.by_hand:>8.3f} + {times.over:.3f} (median {times.median:.3f})"
+            shown = f"{times.by_hand:>8.3f} + {times.over:.3f} +- {times.error:.3f} ms"
+            shown += f"{times.calls_by_hand:>8.0f} {times.calls_over:+.0f} calls"
             print(f"{strategy:<14}{'metrics' * has_metrics:<10}{shown}", file=sys.stderr, flush=True)
     print(json.dumps(list(as_rows(found))))
     return 0
