@@ -201,11 +201,8 @@ class ModelStrategy:
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom
-            if self.backward_update is None:
+            with _NOTHING_TO_DO if self.backward_update is None else self.backward_update.on(loss.detach()):
                 self._backward(loss)
-            else:
-                with self.backward_update.on(loss.detach()):
-                    self._backward(loss)
         return at_least_float32(loss.detach())
 
     def _saving(self) -> contextlib.AbstractContextManager[None]:

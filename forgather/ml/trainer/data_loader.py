@@ -534,12 +534,12 @@ class TrainBatches:
         self.row += len(window.batches) * self._own.share.all_rows
         if self._own.streams is not None:
             self._own.streams.trained(self.row)
-        elif self.num_rows is None:
+        elif (num_rows := self.num_rows) is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
         else:
-            self.row = min(self.row, self.num_rows)
+            self.row = min(self.row, num_rows)
 
     def continue_at(self, epoch: int, row: int, *, order_seed: int | None = None) -> None:
         """Sets the position of a run that was begun with transformers' `Trainer`.
