@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
-from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_epoch import EpochDataset, next_in_epoch
 from forgather.ml.data.row_stream import stream_of
 from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
@@ -298,8 +298,7 @@ class RankBatches:
         labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
         for first in itertools.count(start, self.share.all_rows):
             # For rows that are read in this process; a worker gets the epoch with the row numbers.
-            with reading_epoch(epoch):
-                batch: Any = next(batches, self)
+            batch: Any = next_in_epoch(batches, epoch, self)
             if batch is self:
                 return
             labels.add(batch, rule.ignore_index)
@@ -546,12 +545,12 @@ class TrainBatches:
         self.row += len(window.batches) * self._own.share.all_rows
         if self._own.streams is not None:
             self._own.streams.trained(self.row)
-        elif self.num_rows is None:
+        elif (num_rows := self.num_rows) is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
         else:
-            self.row = min(self.row, self.num_rows)
+            self.row = min(self.row, num_rows)
 
     def continue_at(self, epoch: int, row: int, *, order_seed: int | None = None) -> None:
         """Sets the position of a run that was begun with transformers' `Trainer`.

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, _utils
 
 from forgather.errors import TrainingError, first_line
-from forgather.ml.data.row_epoch import reading_epoch
+from forgather.ml.data.row_epoch import next_in_epoch, reading_epoch
 from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
 from forgather.ml.distributed import collectives
@@ -355,12 +355,8 @@ def _columns_of(rows: Sequence[Any]) -> list[str] | None:
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
-    while True:
-        # For rows that are read in this process; a worker stays in the epoch.
-        with reading_epoch(epoch):
-            found = next(rounds, None)
-        if found is None:
-            return
+    # For rows that are read in this process; a worker stays in the epoch.
+    while (found := next_in_epoch(rounds, epoch, None)) is not None:
         yield found
 
 
