@@ -21,15 +21,16 @@ from forgather.config.traverse import walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
+from forgather.project.trainer_arguments import keyword
+from forgather.ring_models import INSTEAD
 from forgather.signatures.results import Callee
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "packing_models.json")
-_PACKS = tuple(
-    f"forgather.ml.data{name}" for name in (":tokenize", ".packing:tokenize", ":prepared", ".prepared_rows:prepared")
-)
+_TOKENIZE = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
+_PACKS = (*_TOKENIZE, "forgather.ml.data:prepared", "forgather.ml.data.prepared_rows:prepared")
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
 _PACKS_EXAMPLES = ("forgather.ml.data:pack_examples", "forgather.ml.data.example_packing:pack_examples")
 _CAN_PACK_EXAMPLES = (*_LABELS, "forgather.ml.data:tokenize_chats", "forgather.ml.data.chat_tokens:tokenize_chats")
@@ -59,6 +60,16 @@ def _check_trainer(
     if isinstance(collator, Call) and (packs or packs_examples or any(node.constructor in _LABELS for node in made)):
         yield from _check_collator(called, collator, apart)
         yield from _check_padding(called, collator, next((node for node in made if node.constructor in _LABELS), None))
+    packed = packs_examples or [node for node in packs if not _joins_documents(node) and node.constructor in _TOKENIZE]
+    if packed and _is_on_a_ring(given.get("args")):
+        yield Diagnostic(
+            code="FG794",
+            message="the rows hold several documents, which must not see one another, and context_parallel_method: "
+            "ring computes causal attention over whole rows",
+            span=packed[0].span,
+            path=format_path((*called.path, Key("train_dataset"))),
+            hint=f"{INSTEAD}, or set {'packing' if packs_examples else 'document_boundaries'}: false",
+        )
     model = given.get("model") or given.get("model_init")
     reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
     if reason is not None and isinstance(model, Call):
@@ -73,6 +84,11 @@ def _check_trainer(
             if packs_examples
             else "set document_boundaries: false in tokenize if this is intended, or train another model",
         )
+
+
+def _is_on_a_ring(arguments: Node | None) -> bool:
+    method = keyword(arguments, "context_parallel_method")
+    return isinstance(method, Scalar) and method.value == "ring"
 
 
 def _packs_examples(node: Call) -> bool:

@@ -18,6 +18,8 @@ from forgather.ml import AccelTrainingArguments
 from forgather.ml.losses import loss_rule
 from forgather.ml.ring_attention import kernel_of, own_positions, piece_multiple, ring_attention, torch_module
 from forgather.ml.strategy.context_parallel import SequenceParts, proven_families, refuse_model
+from forgather.project.check import check_project
+from forgather.project.project import Project
 from forgather.ring_models import ring_families, ring_obstacle
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
@@ -309,6 +311,47 @@ def test_torch_without_a_ring_is_refused(monkeypatch):
 def test_settings_that_do_not_fit_are_refused(settings, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         AccelTrainingArguments(output_dir=str(tmp_path), **settings)
+
+
+CONFIG = """
+main: !singleton:forgather.ml:AccelTrainer
+    model_init: !partial:forgather.ml.models:from_config
+        config: !singleton:transformers:{config}
+        attn_implementation: {attention}
+    args: !singleton:forgather.ml:AccelTrainingArguments
+        output_dir: out
+        context_parallel_size: 3
+        context_parallel_method: ring
+    train_dataset: !singleton:forgather.ml.data:{rows}
+        dataset: []
+        tokenizer: ~
+        block_size: 16
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "rows", "expected"),
+    (
+        ("LlamaConfig { num_attention_heads: 4 }", "~", "document_boundaries: false", None),
+        ("MistralConfig { sliding_window: ~ }", "sdpa", "document_boundaries: false", None),
+        ("MistralConfig { num_hidden_layers: 2 }", "~", "document_boundaries: false", ("FG759", "sliding_window 4096")),
+        ("GPT2Config { n_layer: 2 }", "~", "document_boundaries: false", ("FG759", "attn_pdrop 0.1")),
+        ("Gemma2Config { num_hidden_layers: 2 }", "~", "document_boundaries: false", ("FG759", "family 'gemma2'")),
+        ("LlamaConfig { attention_dropout: 0.1 }", "~", "document_boundaries: false", ("FG759", "attention_dropout")),
+        ("LlamaConfig { num_hidden_layers: 2 }", "eager", "document_boundaries: false", ("FG759", "'eager'")),
+        ("LlamaConfig { num_hidden_layers: 2 }", "~", "{}", ("FG794", "several documents")),
+    ),
+)
+def test_the_check_finds_what_a_ring_does_not_compute(tmp_path, config, attention, rows, expected):
+    (tmp_path / "meta.yaml").write_text("name: Ring\n")
+    folder = tmp_path / "templates" / "configs"
+    folder.mkdir(parents=True)
+    text = CONFIG.format(config=config, attention=attention, rows="tokenize")
+    (folder / "long.yaml").write_text(text if rows == "{}" else f"{text}        {rows}\n")
+    findings = check_project(Project("long.yaml", str(tmp_path))).findings
+    found = [(one.code, one.message) for one in findings if one.code in ("FG757", "FG758", "FG759", "FG794")]
+    assert ([expected[0]] if expected else []) == [code for code, _ in found]
+    assert expected is None or expected[1] in found[0][1]
 
 
 def test_versions_of_transformers_have_the_causal_mask():
