@@ -25,7 +25,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml.context_attention import UNCHANGED, WholeRows
 from forgather.ml.losses import IGNORE_INDEX
-from forgather.ml.ring_attention import own_positions, piece_multiple, ring_attention, ring_error
+from forgather.ml.ring_attention import (
+    AttentionKind,
+    kind_of,
+    own_positions,
+    piece_multiple,
+    ring_attention,
+    ring_error,
+)
 from forgather.ring_models import ATTENTION, INSTEAD
 
 _UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias", "cache", "block_mask", "score_mod")
@@ -47,7 +54,7 @@ class Ring:
         self._group = group
         self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._rotate_method = rotate_method
-        self._compared: set[tuple[Any, ...]] = set()
+        self._kinds: dict[AttentionKind, bool] = {}
         self.row_multiple = 2 * self._size * piece_multiple(device.type)
         """The number that the positions of a row must be a multiple of."""
         self.num_calls = 0
@@ -96,6 +103,10 @@ class Ring:
 
         Args:
             rows: the whole rows whose parts the model is called with, as `attended` returned them.
+
+        Raises:
+            DistributedError: FG795 on every rank, if the kernel of an attention that was computed for the first time
+                gives something else than attention over whole rows.
         """
         attention, masks = ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
         before = dict(attention._local_mapping), dict(masks._local_mapping)
@@ -109,6 +120,9 @@ class Ring:
             yield
         finally:
             attention._local_mapping, masks._local_mapping = before
+        # After the backward pass, whose recomputation would take the comparison for a part of the forward pass, and
+        # before the update.
+        self._compare()
 
     def _attend(
         self,
@@ -138,37 +152,34 @@ class Ring:
             raise refusal(f"the model gives its attention {asked[0]!r}")
         self.num_calls += 1
         query_BHSD, key_BGSD, value_BGSD = _autocast(query_BHSD, key_BGSD, value_BGSD)
-        self._compare(query_BHSD, key_BGSD.shape[1], scaling)
+        # A plan computes nothing that could be compared.
+        if not isinstance(query_BHSD, FakeTensor):
+            self._kinds.setdefault(kind_of(query_BHSD, key_BGSD, scaling), False)
         settings = {"group": self._group, "rotate_method": self._rotate_method, "scale": scaling}
         output_BHSD = ring_attention(query_BHSD, key_BGSD, value_BGSD, **settings)
         return output_BHSD.transpose(1, 2).contiguous(), None
 
-    def _compare(self, query_BHSD: Tensor, groups: int, scale: float | None) -> None:
-        """Raises an error if the ring, with the kernel of these tensors, is not attention over whole rows.
+    def _compare(self) -> None:
+        """Compares the ring with attention over whole rows, for each kind of attention that is new.
 
         Raises:
-            DistributedError: FG795 on every rank.
+            DistributedError: FG795 on every rank, if a kernel computes something else.
         """
-        heads, channels = query_BHSD.shape[1], query_BHSD.shape[3]
-        kind = (query_BHSD.device.type, query_BHSD.dtype, heads, groups, channels, scale)
-        # A plan computes nothing that could be compared.
-        if kind in self._compared or isinstance(query_BHSD, FakeTensor):
-            return
-        with torch.no_grad(), torch.autocast(query_BHSD.device.type, enabled=False):
-            settings = {"group": self._group, "rotate_method": self._rotate_method, "scale": scale}
-            error = float(ring_error(query_BHSD, groups, **settings))
-        # Products of float32 may be allowed the precision of ten bits.
-        is_exact = torch.get_float32_matmul_precision() == "highest" or query_BHSD.dtype == torch.float64
-        largest = max(_LARGEST[query_BHSD.dtype], 0.0 if is_exact else _LARGEST[torch.float16])
-        if not error <= largest:
-            raise DistributedError(
-                f"torch's ring attention for {query_BHSD.dtype} on {query_BHSD.device.type}, with {heads} heads of "
-                f"{channels} channels, differs from attention over whole rows by {error:.1g}, and rounding explains "
-                f"{largest:.0g}",
-                code="FG795",
-                hint=INSTEAD,
-            ).about("context_parallel_method")
-        self._compared.add(kind)
+        for kind in [kind for kind, is_compared in self._kinds.items() if not is_compared]:
+            # Products of float32 may be allowed the precision of ten bits.
+            is_exact = torch.get_float32_matmul_precision() == "highest" or kind.dtype == torch.float64
+            largest = max(_LARGEST[kind.dtype], 0.0 if is_exact else _LARGEST[torch.float16])
+            with torch.no_grad():
+                error = float(ring_error(kind, group=self._group, rotate_method=self._rotate_method))
+            if not error <= largest:
+                raise DistributedError(
+                    f"torch's ring attention for {kind.dtype} on {kind.device.type}, with {kind.heads} heads of "
+                    f"{kind.channels} channels, differs from attention over whole rows by {error:.1g}, and rounding "
+                    f"explains {largest:.0g}",
+                    code="FG795",
+                    hint=INSTEAD,
+                ).about("context_parallel_method")
+            self._kinds[kind] = True
 
 
 def refusal(reason: str, instead: str = INSTEAD) -> DistributedError:

@@ -300,7 +300,43 @@ def torch_module() -> ModuleType:
     ).about("context_parallel_method")
 
 
-def ring_error(query_BHSD: Tensor, groups: int, *, group: Any, rotate_method: str, scale: float | None) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What an attention kernel depends on, except for the lengths.
+
+    Args:
+        device: the device.
+        dtype: the dtype of queries, keys and values.
+        heads: the number of query heads.
+        groups: the number of heads of keys and values.
+        channels: the number of channels of a head.
+        scale: what the products of queries and keys are multiplied by; None for 1 / sqrt(channels).
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    groups: int
+    channels: int
+    scale: float | None
+
+
+def kind_of(query_BHSD: Tensor, key_BGSD: Tensor, scale: float | None) -> AttentionKind:
+    """Returns the kind of an attention.
+
+    Args:
+        query_BHSD: its queries.
+        key_BGSD: its keys.
+        scale: as for `ring_attention`.
+
+    Shapes:
+        query_BHSD: (B, H, S, D). key_BGSD: (B, G, S, D).
+    """
+    heads, channels = query_BHSD.shape[1], query_BHSD.shape[3]
+    return AttentionKind(query_BHSD.device, query_BHSD.dtype, heads, key_BGSD.shape[1], channels, scale)
+
+
+def ring_error(kind: AttentionKind, *, group: Any, rotate_method: str) -> Tensor:
     """Returns how far ring attention is from attention over whole rows, on small random rows.
 
     The output and the three gradients are compared with attention that is written out in float64.
@@ -308,27 +344,24 @@ def ring_error(query_BHSD: Tensor, groups: int, *, group: Any, rotate_method: st
     Collective: every rank of the group must call it.
 
     Args:
-        query_BHSD: the queries of a call, whose device, dtype, heads and channels are those to compare.
-        groups: the number of heads of keys and values.
+        kind: the attention to compare.
         group: the process group of the ranks.
         rotate_method: as for `ring_attention`.
-        scale: as for `ring_attention`.
 
     Shapes:
-        query_BHSD: (B, H, S, D). Returns a scalar: the largest relative error of the four tensors on all ranks.
+        Returns a scalar: the largest relative error of the four tensors on all ranks.
     """
-    heads, channels = query_BHSD.shape[1], query_BHSD.shape[3]
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    length = _HALVES * size * max(4, piece_multiple(query_BHSD.device.type))
+    length = _HALVES * size * max(4, piece_multiple(kind.device.type))
     # A generator of its own: a run must draw the same numbers with and without the comparison.
     draws = torch.Generator().manual_seed(length)
-    shapes = [(1, number, length, channels) for number in (heads, groups, groups, heads)]
-    whole = [torch.randn(shape, generator=draws, dtype=torch.float64).to(query_BHSD) for shape in shapes]
-    mine = own_positions(length, rank, size).to(query_BHSD.device)
+    shapes = [(1, number, length, kind.channels) for number in (kind.heads, kind.groups, kind.groups, kind.heads)]
+    whole = [torch.randn(shape, generator=draws, dtype=torch.float64).to(kind.device, kind.dtype) for shape in shapes]
+    mine = own_positions(length, rank, size).to(kind.device)
     query, key, value, gradient = (tensor[:, :, mine].contiguous() for tensor in whole)
-    output, sums, *kept = _forward(query, key, value, group, rotate_method, scale)
-    found = output, *_backward(gradient, query, key, value, output, sums, group, rotate_method, scale, kept)
-    scale = channels**-0.5 if scale is None else scale
+    output, sums, *kept = _forward(query, key, value, group, rotate_method, kind.scale)
+    found = output, *_backward(gradient, query, key, value, output, sums, group, rotate_method, kind.scale, kept)
+    scale = kind.channels**-0.5 if kind.scale is None else kind.scale
     expected = _written_out(*(tensor.double() for tensor in whole), scale=scale)
     errors = [
         (one.double() - other[:, :, mine]).norm() / other.norm() for one, other in zip(found, expected, strict=True)
@@ -341,10 +374,7 @@ def ring_error(query_BHSD: Tensor, groups: int, *, group: Any, rotate_method: st
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns causal attention and its gradients for queries, keys and values, without autograd.
-
-    Autograd would show the comparison to the hooks that recompute or move what a forward pass saves.
-    """
+    """Returns causal attention and its gradients for queries, keys and values, by their formulas."""
     per_key = query.shape[1] // key.shape[1]
     key, value = _repeated(key, per_key), _repeated(value, per_key)
     length = query.shape[-2]

@@ -152,7 +152,7 @@ class SequenceParts:
 
 
 def sequence_parts(
-    model: nn.Module, rule: LossRule, recipe: Recipe, layout: Layout, *, group: Any, device: torch.device
+    model: nn.Module, rule: LossRule, recipe: Recipe, layout: Layout, group: Any, device: torch.device
 ) -> SequenceParts:
     """Returns what divides the rows of a model over the ranks of a context-parallel group.
 

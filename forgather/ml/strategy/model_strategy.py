@@ -100,10 +100,8 @@ class ModelStrategy:
             DistributedError: FG757, FG758 or FG759 if the rows of this model cannot be divided.
         """
         if self.layout.context_parallel_size > 1:
-            group, device = self.mesh.cp_group, self.topology.device
-            self._sequence = sequence_parts(
-                self.model, self.rule, self._recipe, self.layout, group=group, device=device
-            )
+            of_run = self._recipe, self.layout, self.mesh.cp_group, self.topology.device
+            self._sequence = sequence_parts(self.model, self.rule, *of_run)
 
     def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
         """Collects the trainable parameters and sets `precision`; see `Precision` for the arguments."""

@@ -52,6 +52,10 @@ _SAME = {"as": "one document"}
 _OF_ONE_DOCUMENT = {
     "": {},
     ", recomputed": {"settings": {"gradient_checkpointing": True}, **_SAME},
+    ", selective": {
+        "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"mode": "selective"}},
+        **_SAME,
+    },
     ", chunked loss": {"settings": _CHUNKED, **_SAME},
     ", offloaded": {**_OFFLOADED, **_SAME},
     ", fewer from epoch 1": {"settings": {"accumulate_grad_batches": {0: 3, 1: 2}}},
