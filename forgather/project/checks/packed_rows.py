@@ -46,6 +46,8 @@ def check_packed_rows(subject: Subject) -> list[Diagnostic]:
         given = arguments_of(called)
         if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
             findings += _check_trainer(called, given, calls, reader)
+            if _is_on_a_ring(given.get("args")):
+                findings += _check_ring(called, given)
     return findings
 
 
@@ -60,16 +62,6 @@ def _check_trainer(
     if isinstance(collator, Call) and (packs or packs_examples or any(node.constructor in _LABELS for node in made)):
         yield from _check_collator(called, collator, apart)
         yield from _check_padding(called, collator, next((node for node in made if node.constructor in _LABELS), None))
-    packed = packs_examples or [node for node in packs if not _joins_documents(node) and node.constructor in _TOKENIZE]
-    if packed and _is_on_a_ring(given.get("args")):
-        yield Diagnostic(
-            code="FG794",
-            message="the rows hold several documents, which must not see one another, and context_parallel_method: "
-            "ring computes causal attention over whole rows",
-            span=packed[0].span,
-            path=format_path((*called.path, Key("train_dataset"))),
-            hint=f"{INSTEAD}, or set {'packing' if packs_examples else 'document_boundaries'}: false",
-        )
     model = given.get("model") or given.get("model_init")
     reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
     if reason is not None and isinstance(model, Call):
@@ -84,6 +76,22 @@ def _check_trainer(
             if packs_examples
             else "set document_boundaries: false in tokenize if this is intended, or train another model",
         )
+
+
+def _check_ring(called: Called, given: Mapping[str, Node]) -> Iterator[Diagnostic]:
+    for name in ("train_dataset", "eval_dataset"):
+        made = [node for _, node in walk([((), given[name])], unbuilt=False)] if name in given else []
+        calls = [node for node in made if isinstance(node, Call)]
+        packs = [node for node in calls if node.constructor in _TOKENIZE and not _joins_documents(node)]
+        if packed := packs or [node for node in calls if _packs_examples(node)]:
+            yield Diagnostic(
+                code="FG794",
+                message=f"the rows of {name} hold several documents, which must not see one another, and "
+                "context_parallel_method: ring computes causal attention over whole rows",
+                span=packed[0].span,
+                path=format_path((*called.path, Key(name))),
+                hint=f"{INSTEAD}, or set {'document_boundaries' if packs else 'packing'}: false",
+            )
 
 
 def _is_on_a_ring(arguments: Node | None) -> bool:

@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import transformers
 from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
 from torch.nn import functional as F
@@ -143,6 +144,38 @@ def test_attention_alone_is_equal_but_for_rounding():
         assert found[torch.float32] < 1e-6
         assert found[torch.bfloat16] < 1e-2
         assert found[torch.float16] < 2e-3
+
+
+def _bytes_sent(method, heads=4, groups=2, positions=8, channels=16):
+    sent = []
+    inner = {name: getattr(functional_collectives, name) for name in ("all_gather_single", "permute_tensor")}
+
+    def counting(name, tensor, *args, **kwargs):
+        copies = dist.get_world_size() - 1 if name == "all_gather_single" else 1
+        sent.append(tensor.numel() * tensor.element_size() * copies)
+        return inner[name](tensor, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for name in inner:
+            stack.enter_context(_replaced(functional_collectives, name, functools.partial(counting, name)))
+        shapes = [(1, number, positions, channels) for number in (heads, groups, groups)]
+        parts = [torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+        output = ring_attention(*parts, group=dist.group.WORLD, rotate_method=method, scale=None)
+        forward = sum(sent)
+        output.float().sum().backward()
+    return forward, sum(sent) - forward
+
+
+def _bytes_of_methods():
+    return [_bytes_sent(method) for method in METHODS]
+
+
+def test_a_rank_sends_keys_and_values_and_their_gradients_in_float32():
+    keys_and_values = 2 * 2 * 8 * 16
+    size = 3
+    forward = (size - 1) * keys_and_values * 2
+    for found in run_ranks(size, _bytes_of_methods, start_group=True):
+        assert [(forward, forward + size * keys_and_values * 4)] * 2 == found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -322,7 +355,7 @@ main: !singleton:forgather.ml:AccelTrainer
         output_dir: out
         context_parallel_size: 3
         context_parallel_method: ring
-    train_dataset: !singleton:forgather.ml.data:{rows}
+    {part}_dataset: !singleton:forgather.ml.data:tokenize
         dataset: []
         tokenizer: ~
         block_size: 16
@@ -339,15 +372,19 @@ main: !singleton:forgather.ml:AccelTrainer
         ("Gemma2Config { num_hidden_layers: 2 }", "~", "document_boundaries: false", ("FG759", "family 'gemma2'")),
         ("LlamaConfig { attention_dropout: 0.1 }", "~", "document_boundaries: false", ("FG759", "attention_dropout")),
         ("LlamaConfig { num_hidden_layers: 2 }", "eager", "document_boundaries: false", ("FG759", "'eager'")),
-        ("LlamaConfig { num_hidden_layers: 2 }", "~", "{}", ("FG794", "several documents")),
+        ("LlamaConfig { num_hidden_layers: 2 }", "~", "{}", ("FG794", "train_dataset hold several")),
+        ("LlamaConfig { num_hidden_layers: 2 }", "~", "eval", ("FG794", "eval_dataset hold several")),
     ),
 )
 def test_the_check_finds_what_a_ring_does_not_compute(tmp_path, config, attention, rows, expected):
     (tmp_path / "meta.yaml").write_text("name: Ring\n")
     folder = tmp_path / "templates" / "configs"
     folder.mkdir(parents=True)
-    text = CONFIG.format(config=config, attention=attention, rows="tokenize")
-    (folder / "long.yaml").write_text(text if rows == "{}" else f"{text}        {rows}\n")
+    text = CONFIG.format(config=config, attention=attention, part="train")
+    if rows == "eval":
+        text += CONFIG[CONFIG.index("    {part}_dataset") :].format(part="eval")
+        text = text.replace("block_size", "document_boundaries: false\n        block_size", 1)
+    (folder / "long.yaml").write_text(text if rows in ("{}", "eval") else f"{text}        {rows}\n")
     findings = check_project(Project("long.yaml", str(tmp_path))).findings
     found = [(one.code, one.message) for one in findings if one.code in ("FG757", "FG758", "FG759", "FG794")]
     assert ([expected[0]] if expected else []) == [code for code, _ in found]
