@@ -66,6 +66,12 @@ _OF_ONE_DOCUMENT = {
     },
     ", evaluated": {"settings": {"eval_strategy": "steps", "eval_steps": 1}, "evaluates": True},
     ", bf16": {"settings": {"bf16": True}},
+    ", fp16": {"settings": {"fp16": True}, **_SAME},
+    ", re-entrant": {
+        "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        **_SAME,
+    },
+    ", in backward": {"settings": _IN_BACKWARD},
 }
 OPTIONS = {
     "": {},
@@ -248,7 +254,7 @@ class Cell:
     @property
     def limits(self):
         """What its errors may be."""
-        if self.option.startswith(("bf16", "fp16")) or self.option.endswith(", bf16"):
+        if self.option.startswith(("bf16", "fp16")) or self.option.endswith((", bf16", ", fp16")):
             precision = (self.settings.get("fsdp_config") or {}).get("mixed_precision")
             is_gathered = "bf16" in self.option and "fsdp" in self.settings and precision != "autocast"
             return LIMITS["half, gathered" if is_gathered else "half"]

@@ -173,13 +173,16 @@ def _of_one_document():
                     named = (kind["strategy"], kind["world_size"], model, accumulation, precision)
                     cell = {"model": model, "accumulation": accumulation, "precision": precision}
                     yield Cell(**kind, **cell, option="one document", quick=named in _QUICK_RINGS)
+    # What torch or Forgather refuses with the strategy, whatever divides the rows.
+    sharded, sliced = ("re-entrant", "in backward"), ("LoRA", "fp16")
     for option in [name for name in OPTIONS if name.startswith("one document, ")]:
         for kind in _rings():
-            if kind["strategy"] in ("CP ring", "FSDP2 x CP2 ring", "CP2 ring x TP2"):
-                is_sliced_adapter = "TP" in kind["strategy"] and option.endswith("LoRA")
-                precision = "fp32 sgd" if option.endswith("bf16") else "fp64"
-                if not is_sliced_adapter:
-                    yield Cell(**kind, accumulation=3, precision=precision, option=option)
+            is_refused = option.endswith(sharded) and "fsdp" not in kind["settings"]
+            is_refused |= option.endswith(sliced) and "tensor_parallel_size" in kind["settings"]
+            if kind["strategy"] in ("CP ring", "FSDP2 x CP2 ring", "CP2 ring x TP2") and not is_refused:
+                precision = "fp32 sgd" if option.endswith(("bf16", "fp16")) else "fp64"
+                accumulation = 1 if option.endswith("in backward") else 3
+                yield Cell(**kind, accumulation=accumulation, precision=precision, option=option)
 
 
 def _with_options():
