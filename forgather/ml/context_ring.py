@@ -120,8 +120,7 @@ class Ring:
             yield
         finally:
             attention._local_mapping, masks._local_mapping = before
-        # After the backward pass, whose recomputation would take the comparison for a part of the forward pass, and
-        # before the update.
+        # After the backward pass, whose recomputation would take the comparison for a part of the forward pass.
         self._compare()
 
     def _attend(
