@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,6 +35,7 @@ from forgather.ring_models import INSTEAD
 
 _PLACES = ("_context_parallel._attention", "_attention")
 _USED = ("_templated_ring_attention", "_templated_ring_attention_backward", "_cp_options", "_RotateMethod")
+_OPTIONS = ("enable_load_balance", "rotate_method", "convert_to_f32")
 _HALVES = 2
 """A rank has one piece from the first half of a row and one from the second, so that all have equally much to do."""
 
@@ -291,13 +293,21 @@ def torch_module() -> ModuleType:
     for place in _PLACES:
         with contextlib.suppress(ImportError):
             module = import_module(f"torch.distributed.tensor.experimental.{place}")
-            if all(hasattr(module, name) for name in _USED):
+            # Earlier versions take a mesh, or have other options.
+            if all(hasattr(module, name) for name in _USED) and _is_known(module):
                 return module
     raise DistributedError(
         f"context_parallel_method is 'ring', and torch {torch.__version__} has no {_USED[0]} that is known",
         code="FG795",
         hint=f"{INSTEAD}, or install torch 2.13",
     ).about("context_parallel_method")
+
+
+def _is_known(module: ModuleType) -> bool:
+    functions = (module._templated_ring_attention, module._templated_ring_attention_backward)
+    firsts = [list(inspect.signature(function).parameters)[:3] for function in functions]
+    options = all(hasattr(module._cp_options, name) for name in _OPTIONS)
+    return options and firsts == [["group", "seq_dim", "op"]] * 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,8 +320,14 @@ def _cuda_kernel(inner, device_type, dtype):
     return inner("cuda", dtype)
 
 
-def test_torch_without_a_ring_is_refused(monkeypatch):
-    monkeypatch.setattr(ring_module, "import_module", lambda name: types.ModuleType(name))
+def _ring_over_a_mesh(mesh, seq_dim, op):
+    """Has the parameters of an earlier version of torch."""
+
+
+@pytest.mark.parametrize("names", [{}, {"_templated_ring_attention": _ring_over_a_mesh}])
+def test_torch_without_the_known_ring_is_refused(monkeypatch, names):
+    found = {**{name: getattr(torch_module(), name) for name in ring_module._USED}, **names} if names else {}
+    monkeypatch.setattr(ring_module, "import_module", lambda name: types.SimpleNamespace(**found))
     torch_module.cache_clear()
     with pytest.raises(DistributedError, match="FG795.*has no _templated_ring_attention"):
         torch_module()
