@@ -93,7 +93,8 @@ verification:
 project:
     project.checks project.dependencies
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
-    project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
+    project.constructor_rules project.run_facts
+    project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.data_targets project.fault_tolerance project.git_repository
     project.metadata project.path_display project.reference project.starters project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
@@ -106,6 +107,7 @@ project:
     project.checks.import_check
     project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
+    project.checks.stream_shards
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing project.origin_labels
@@ -261,7 +263,7 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
+    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.deepspeed_values strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
     strategy.backward_update strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
