@@ -145,9 +145,10 @@ def _facts(manifest: Any) -> dict[str, Any]:
 
 
 def _described(manifest: Any) -> str:
+    documents, shards = manifest.num_documents, len(manifest.shards)
     return (
-        f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens, {manifest.num_bytes:,} bytes in "
-        f"{len(manifest.shards):,} shards"
+        f"{documents:,} document{'' if documents == 1 else 's'}, {manifest.num_tokens:,} tokens, "
+        f"{manifest.num_bytes:,} bytes in {shards:,} shard{'' if shards == 1 else 's'}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from forgather.launch.in_process import MAIN, RunPlan
 
 _DRY_RUN = "forgather.ml.dry_run:dry_run"
-_HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
+_HEAD = ["ranks", "stage", "parameters", "size", "holds"]
 
 
 def dry_run_layout(plan: RunPlan, *, gpus: int, nodes: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def layout_text(found: dict[str, Any]) -> str:
         "",
         *_table(_HEAD, [_holding(h) for h in found["holdings"]]),
     ]
-    lines += ["", "one micro-batch of one replica"]
+    lines += ["", "one micro-batch of one replica, in one process without autocast and with all logits"]
     width = max((len(name) for name in found["step"]), default=0)
     lines += [f"  {name:<{width}}  {shape}" for name, shape in found["step"].items()]
     if found["step_problem"]:

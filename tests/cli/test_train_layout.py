@@ -42,11 +42,11 @@ processes   8: pipeline 2 x replicate 4  (Pipeline)
 model       2.5M parameters
 update      32 rows
 
-ranks  stage  parameters  memory    holds
+ranks  stage  parameters  size      holds
 0-3    0      1.5M        5.72 MiB  model.embed, model.layers.0-3
 4-7    1      500 of 1k   1.95 KiB  model.layers.4-7, lm_head
 
-one micro-batch of one replica
+one micro-batch of one replica, in one process without autocast and with all logits
   input_ids  (2, 16) int64
   output     (2, 16, 64) float32"""
 

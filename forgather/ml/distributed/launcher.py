@@ -328,6 +328,10 @@ def unreported_cause(ended: LaunchResult, world_size: int | None) -> Distributed
     record = first.record
     if record is not None and (record.told or record.kind is FailureKind.STOPPED):
         return None
+    # Several ranks often fail with the same error, of which one prints it.
+    told = {one.record.message for one in ended.failures if one.record is not None and one.record.told}
+    if record is not None and record.message in told:
+        return None
     return _unreported_error(first, world_size)
 
 
@@ -352,7 +356,7 @@ def _unreported_error(first: Failure, world_size: int | None) -> DistributedErro
     who = f"rank {first.rank}" + (f" of {world_size}" if world_size else "")
     place = f" in {first.where}" if first.where else ""
     if record is not None:
-        why = "" if record.kind is FailureKind.STATUS else f" {record.kind}"
+        why = "" if record.kind in (FailureKind.CAUSE, FailureKind.STATUS) else f" {record.kind}"
         hint = (
             "the program exited with this status and gave no reason"
             if record.kind is FailureKind.STATUS

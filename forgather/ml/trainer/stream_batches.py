@@ -128,7 +128,7 @@ class StreamBatches:
             return
         most, replicas = self.rows.most_streams, self._share.size
         once = "once on each machine and dealt out" if self._dispatches else f"by {times} of {replicas} replicas"
-        _log.warning(
+        _log.warning_once(
             "each row is read %s, and used by one of %s: %s not divide among the replicas; %s lets each read its own",
             once,
             plural(replicas, "replica"),

@@ -234,7 +234,7 @@ def _check_folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]
         return
     if not os.path.isdir(os.path.expanduser(node.value)):
         message = f"{place.name}: there is no folder {node.value!r}"
-        yield place.finding("FG456", message, _path_hint(node.value), Severity.WARNING)
+        yield place.finding("FG456", message, use.get("advice") or _path_hint(node.value), Severity.WARNING)
 
 
 def _check_model(place: _Place, kind: str) -> Iterator[Diagnostic]:

@@ -82,7 +82,7 @@ def _check_ring(called: Called, given: Mapping[str, Node]) -> Iterator[Diagnosti
     for name in ("train_dataset", "eval_dataset"):
         made = [node for _, node in walk([((), given[name])], unbuilt=False)] if name in given else []
         calls = [node for node in made if isinstance(node, Call)]
-        packs = [node for node in calls if node.constructor in _TOKENIZE and not _joins_documents(node)]
+        packs = [node for node in calls if node.constructor in _PACKS and not _joins_documents(node)]
         if packed := packs or [node for node in calls if _packs_examples(node)]:
             yield Diagnostic(
                 code="FG794",
@@ -90,7 +90,7 @@ def _check_ring(called: Called, given: Mapping[str, Node]) -> Iterator[Diagnosti
                 "context_parallel_method: ring computes causal attention over whole rows",
                 span=packed[0].span,
                 path=format_path((*called.path, Key(name))),
-                hint=f"{INSTEAD}, or set {'document_boundaries' if packs else 'packing'}: false",
+                hint=f"{INSTEAD}, or set {'document_boundaries' if packs else 'packing'}: false in [{name}]",
             )
 
 
