@@ -69,6 +69,7 @@ class FeedbackRule(AnswerRule):
     """
 
     needs_reference = True
+    judges = True
 
     def __init__(self, model: nn.Module, loss: FeedbackLoss) -> None:
         require_causal(model, loss)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from forgather.errors import TrainingError
-from forgather.ml.data.preference_collator import COMPLETION_MASK, MARGIN, REFERENCE
+from forgather.ml.data.preference_collator import COMPLETION_MASK, JUDGED, MARGIN, REFERENCE
 from forgather.ml.log import get_logger
 from forgather.ml.losses import (
     IGNORE_INDEX,
@@ -110,6 +110,8 @@ class AnswerRule(BaseLossRule):
     """True if batches must have the log-probabilities of a reference model."""
     estimates_divergence = False
     """True if batches must have the divergence from the reference, see `ml.feedback_rule`."""
+    judges = False
+    """True if rows are single answers that were judged, False if they are pairs."""
 
     def prepared(self, batch: Any) -> Any:
         """Returns the batch for a strategy: its answers as rows, with shifted targets that ignore the prompts."""
@@ -117,7 +119,7 @@ class AnswerRule(BaseLossRule):
             return PaddingBatch(self.prepared(batch.batch))
         if isinstance(batch, Mapping) and SHIFTED in batch:
             return batch
-        return self._prepared(_checked(batch))
+        return self._prepared(_checked(batch, self.judges))
 
     @abstractmethod
     def _prepared(self, batch: Mapping[str, Any]) -> Any: ...
@@ -227,9 +229,12 @@ class PairRule(AnswerRule):
         return self._loss.pair_losses(PairScores(logps_P2, reference_P2, lengths_P2, sequence_nll))
 
 
-def _checked(batch: Any) -> Mapping[str, Any]:
+def _checked(batch: Any, judges: bool) -> Mapping[str, Any]:
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if isinstance(batch, Mapping) and isinstance(ids, Tensor) and ids.ndim == 3 and COMPLETION_MASK in batch:
+        # Both have two answers, and the labels of pairs would be the judgment "bad" of their answers.
+        if (JUDGED in batch) != judges:
+            raise _other_rows(judges)
         return batch
     found = f"the entries {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     raise TrainingError(
@@ -237,6 +242,15 @@ def _checked(batch: Any) -> Mapping[str, Any]:
         code="FG914",
         hint="set data_collator to forgather.ml.data:PreferenceCollator, and tokenize with tokenize_preferences",
     ).about("data_collator")
+
+
+def _other_rows(judges: bool) -> TrainingError:
+    found, needed = ("pairs of answers", "single answers that were judged")[:: 1 if judges else -1]
+    return TrainingError(
+        f"the batch has {found}, and the loss needs {needed}",
+        code="FG914",
+        hint=f"read the rows with datasets/{'feedback' if judges else 'preferences'}.yaml, or give a loss of {found}",
+    ).about("train_dataset")
 
 
 def as_sequences(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,7 +267,7 @@ def as_sequences(batch: Mapping[str, Any]) -> dict[str, Any]:
     flat = {
         name: item.flatten(0, 1) if item.ndim > 1 else item.repeat_interleave(2)
         for name, item in batch.items()
-        if name not in (COMPLETION_MASK, "labels")
+        if name not in (COMPLETION_MASK, JUDGED, "labels")
     }
     for name, private in ((REFERENCE, REFERENCE_KEY), (MARGIN, MARGIN_KEY)):
         if name in flat:

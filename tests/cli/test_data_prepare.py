@@ -48,6 +48,12 @@ def test_the_rows_of_a_config_are_those_of_its_prepared_tokens(fgcli):
     )
 
 
+def test_one_document_is_not_documents(fgcli, tmp_path):
+    (tmp_path / "project" / "rows.jsonl").write_text(json.dumps({"text": "a row"}) + "\n" + json.dumps({"text": "b"}))
+    _, told, said = fgcli("-t", "tiny.yaml", "data", "prepare", "tokens", "--set", "eval")
+    assert "tokens: 1 document, " in told and " bytes in 1 shard (" in told, told + said
+
+
 def test_a_flipped_bit_is_found_by_verify_and_named(fgcli, tmp_path):
     fgcli("-t", "tiny.yaml", "data", "prepare", "tokens")
     shard = sorted((tmp_path / "project" / "tokens").glob("*.arrow"))[0]

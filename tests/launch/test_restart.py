@@ -11,7 +11,7 @@ from forgather.launch.in_process import Outcome
 from forgather.launch.restart import RESUME_VARIABLE, RestartPolicy, requeue, resumes_after_restart
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
 from forgather.ml.checkpoint.lineage import next_origin
-from forgather.ml.distributed.launcher import Failure, _forwarded_signals
+from forgather.ml.distributed.launcher import Failure, LaunchResult, _forwarded_signals, unreported_cause
 from forgather.ml.distributed.root_cause import FailureKind, FailureRecord
 from forgather.project.fault_tolerance import FaultTolerance
 
@@ -105,6 +105,16 @@ def test_a_mistake_and_a_wish_to_stop_are_not_tried_again(tmp_path, kind, code, 
     found, said, _ = asked(tmp_path, Failure(0, 1, record))
     assert answer is found
     assert line == "" if not said else said[0].startswith(line)
+
+
+def test_an_error_of_several_ranks_is_printed_once():
+    def failed(rank, message, told):
+        return Failure(rank, 1, FailureRecord(FailureKind.CAUSE, message, "step 3", told, 1.0 + rank, "FG794"))
+
+    same = LaunchResult((failed(0, "rows of documents", False), failed(1, "rows of documents", True)))
+    assert unreported_cause(same, 2) is None
+    other = unreported_cause(LaunchResult((failed(0, "no space", False), failed(1, "rows of documents", True))), 2)
+    assert other is not None and other.message.startswith("rank 0 of 2: no space")
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,22 @@ def test_a_teacher_must_exist_and_have_the_vocabulary(tmp_path):
         trainer_of(tmp_path / "run", DPOLoss(reference=tmp_path)).train()
 
 
+@pytest.mark.parametrize(
+    ("loss", "model", "rows", "message"),
+    [
+        (KTOLoss(), cases.language_model(), cases.PAIRS, "the batch has pairs of answers, and the loss needs single"),
+        (DPOLoss(), cases.language_model(), cases.FEEDBACK, "has single answers that were judged, and the loss needs"),
+        (ORPOLoss(), cases.language_model(), cases.FEEDBACK, "the loss needs pairs of answers"),
+        (RewardLoss(), cases.reward_model(), cases.FEEDBACK, "the loss needs pairs of answers"),
+    ],
+)
+def test_pairs_are_not_judged_answers(loss, model, rows, message):
+    """Both have two answers a row; the labels of pairs, read as judgments, would call every answer bad."""
+    with pytest.raises(TrainingError, match=message) as error:
+        loss_rule(model, loss).prepared(PreferenceCollator()(rows))
+    assert error.value.code == "FG914"
+
+
 def test_other_rows_and_trainers_are_refused(tmp_path):
     rule = loss_rule(cases.language_model(), DPOLoss())
     with pytest.raises(TrainingError, match="the loss needs rows of two answers") as error:

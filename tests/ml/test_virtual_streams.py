@@ -148,6 +148,11 @@ def test_ranks_and_workers_do_not_change_the_global_batches(tmp_path, workers):
         assert expected == [one for one in found if one]
 
 
+@pytest.fixture(autouse=True)
+def nothing_logged_before(monkeypatch):
+    monkeypatch.setattr("forgather.ml.log._logged_once", set())
+
+
 @pytest.mark.parametrize("ranks", [3, 5, 6])
 def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks, caplog):
     expected = global_rows(tmp_path, 1, ranks)
@@ -156,7 +161,8 @@ def test_ranks_that_do_not_divide_the_streams_have_each_row_once(tmp_path, ranks
     assert f"each row is read by {reads_per_row(8, ranks)} of {ranks} replicas" in caplog.text
     batches_of(numbers(), tmp_path, ranks=ranks)
     assert "each row is read once on each machine and dealt out, and used by one of" in caplog.text
-    assert f"data_streams: {ranks} (in a new run) lets each read its own" in caplog.text
+    batches_of(numbers(), tmp_path, ranks=ranks)  # a plan builds the loader often
+    assert 1 == caplog.text.count(f"data_streams: {ranks} (in a new run) lets each read its own") - 1
 
 
 def test_with_fewer_shards_than_ranks_the_advice_is_to_write_more_shards(tmp_path, caplog):

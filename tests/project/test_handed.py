@@ -103,6 +103,13 @@ def test_files_and_folders_that_are_written_out_and_not_there_are_found(told, tm
     assert [("FG456", 2), ("FG456", 3), ("FG456", 5)] == [found[:2] for found in told(text)]
 
 
+def test_a_folder_that_was_not_prepared_is_found_with_the_command_that_writes_it(told, tmp_path):
+    found = told("main: !call:forgather.ml.data:prepared {folder: tokens/trian}\n")
+    assert ("FG456", 1) in [one[:2] for one in found]
+    (tmp_path / "tokens").mkdir()
+    assert "FG456" not in [one[0] for one in told(f"main: !call:forgather.ml.data:prepared ['{tmp_path}/tokens']\n")]
+
+
 def test_every_reader_of_data_files_is_asked_for_files_that_are_not_there(told, tmp_path):
     reader = Reader(str(tmp_path))
     every = [f"forgather.ml.data:{name}" for name in data.__all__]

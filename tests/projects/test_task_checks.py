@@ -24,6 +24,11 @@ CASES = [
     ("seq2seq", "numbers", f"model={CAUSAL}", "FG960", "are not the next tokens"),
     ("tag", "names", f"data_collator={COLLATOR % 'ForLanguageModeling'}", "FG960", "overwrites the labels"),
     ("seq2seq", "numbers", f"data_collator={COLLATOR % 'WithFlattening'}", "FG960", "overwrites the labels"),
+    ("preferences", "kto", "train_dataset=!call:forgather.ml.data:tokenize_preferences []", "FG914", "are pairs"),
+    ("preferences", "kto", "eval_dataset=!call:forgather.ml.data:tokenize_preferences []", "FG914", "are pairs"),
+    ("preferences", "dpo", "train_dataset=!call:forgather.ml.data:tokenize_feedback []", "FG914", "are single answers"),
+    ("preferences", "orpo", "eval_dataset=!call:forgather.ml.data:tokenize_feedback []", "FG914", "are single answers"),
+    ("preferences", "reward", "train_dataset=!call:forgather.ml.data:tokenize_feedback []", "FG914", "are single"),
     ("seq2seq", "numbers", "loss_fn=!call:torch.nn:CrossEntropyLoss []", "FG961", "the decoder makes its inputs"),
 ]
 

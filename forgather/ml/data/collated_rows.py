@@ -22,7 +22,7 @@ import torch
 
 from forgather.errors import ForgatherError, first_line
 from forgather.ml.data.data_errors import DataError
-from forgather.ml.data.preference_collator import COMPLETION_MASK
+from forgather.ml.data.preference_collator import COMPLETION_MASK, JUDGED
 from forgather.ml.data.token_kinds import IGNORED
 
 Collate = Callable[[list[Any]], Any]
@@ -295,7 +295,7 @@ def with_answers_as_rows(batch: RowBatch, *, trained_part: str | None) -> RowBat
     for name, values in batch.columns.items():
         if values.ndim > 1:
             columns[name] = values[:, :count].reshape(-1, *values.shape[2:])
-        elif name != "labels":
+        elif name not in ("labels", JUDGED):
             columns[name] = values.repeat(count)
     del columns[COMPLETION_MASK]
     if trained_part is not None:

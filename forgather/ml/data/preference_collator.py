@@ -24,6 +24,8 @@ COMPLETION_MASK = "completion_mask"
 REFERENCE = "reference_logps"
 """The column, and the entry of a batch, with the log-probabilities of both answers under the reference model."""
 MARGIN = "margin"
+JUDGED = "judged"
+"""The entry of a batch of judged answers that says so: their second answers are no worse ones."""
 
 _ANSWERS = (("chosen_ids", "rejected_ids"), ("completion_ids", "kl_ids"))
 
@@ -62,7 +64,7 @@ class PreferenceCollator:
         The labels are the place of the better answer of a pair, which is 0, or the judgment of a single answer, 1 or 0.
 
         Shapes:
-            input_ids, attention_mask, completion_mask: (B, 2, T). labels: (B,). reference_logps: (B, 2). margin: (B,).
+            input_ids, attention_mask, completion_mask: (B, 2, T). reference_logps: (B, 2). labels, margin, judged: (B,).
 
         Raises:
             DataError: FG914 if the rows are neither pairs nor judged answers.
@@ -89,9 +91,12 @@ class PreferenceCollator:
                 ids_BAT[number, place, :end] = torch.cat([prompt, ids])
                 attention_BAT[number, place, :end] = 1
                 completion_BAT[number, place, len(prompt) : end] = 1
-        labels = [int(row["label"]) for row in rows] if names[0] == "completion_ids" else [0] * len(rows)
+        is_judged = names[0] == "completion_ids"
+        labels = [int(row["label"]) for row in rows] if is_judged else [0] * len(rows)
         batch = {"input_ids": ids_BAT, "attention_mask": attention_BAT, COMPLETION_MASK: completion_BAT}
         batch["labels"] = torch.tensor(labels)
+        if is_judged:
+            batch[JUDGED] = torch.ones(len(rows), dtype=torch.bool)
         for name in (REFERENCE, MARGIN):
             if name in first:
                 batch[name] = torch.stack([torch.as_tensor(row[name]) for row in rows])

@@ -380,6 +380,7 @@ main: !singleton:forgather.ml:AccelTrainer
         ("LlamaConfig { num_hidden_layers: 2 }", "eager", "document_boundaries: false", ("FG759", "'eager'")),
         ("LlamaConfig { num_hidden_layers: 2 }", "~", "{}", ("FG794", "train_dataset hold several")),
         ("LlamaConfig { num_hidden_layers: 2 }", "~", "eval", ("FG794", "eval_dataset hold several")),
+        ("LlamaConfig { num_hidden_layers: 2 }", "~", "prepared", ("FG794", "train_dataset hold several")),
     ),
 )
 def test_the_check_finds_what_a_ring_does_not_compute(tmp_path, config, attention, rows, expected):
@@ -390,7 +391,9 @@ def test_the_check_finds_what_a_ring_does_not_compute(tmp_path, config, attentio
     if rows == "eval":
         text += CONFIG[CONFIG.index("    {part}_dataset") :].format(part="eval")
         text = text.replace("block_size", "document_boundaries: false\n        block_size", 1)
-    (folder / "long.yaml").write_text(text if rows in ("{}", "eval") else f"{text}        {rows}\n")
+    if rows == "prepared":
+        text = text.replace("data:tokenize\n        dataset: []", "data:prepared\n        folder: tokens")
+    (folder / "long.yaml").write_text(text if rows in ("{}", "eval", "prepared") else f"{text}        {rows}\n")
     findings = check_project(Project("long.yaml", str(tmp_path))).findings
     found = [(one.code, one.message) for one in findings if one.code in ("FG757", "FG758", "FG759", "FG794")]
     assert ([expected[0]] if expected else []) == [code for code, _ in found]
