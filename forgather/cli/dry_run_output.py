@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from forgather.cli.output import print_note, write_json, write_text
+from forgather.cli.slow_note import slow_note
 from forgather.errors import ProjectError
 from forgather.launch import RunPlan
 from forgather.launch.dry_run import dry_run_layout, layout_text
@@ -75,7 +76,7 @@ def dry_run(
     """
     fit = layout = None
     # What constructors print must not be mixed with the result.
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), slow_note("tracing the model; one of many parameters takes a minute or more"):
         if machines is not None and options.world_size is not None:
             layout = dry_run_layout(plan, **machines)
         if machines is not None and (options.hardware is not None or options.free is not None):

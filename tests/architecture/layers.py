@@ -172,6 +172,7 @@ doctor:
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.character_plot cli.output
+    cli.slow_note
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.data_preparation cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
     cli.commands.benchmark cli.commands.export cli.commands.select

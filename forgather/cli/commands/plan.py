@@ -19,6 +19,7 @@ from forgather.cli.plan_grid import add_grid, grid_lines, longest_lines
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_start import plan_words
 from forgather.cli.plan_time_output import device_count_lines, time_lines
+from forgather.cli.slow_note import slow_note
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ForgatherError
 from forgather.launch.auto_values import AutoValue
@@ -30,6 +31,7 @@ from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
 from forgather.planner.fit import lacks_memory, surely_fits
 from forgather.planner.run_time import check_amounts, check_device
+from forgather.planner.work import RunWork
 from forgather.project.project import Project
 from forgather.project.world_size import processes_per_machine
 
@@ -148,12 +150,7 @@ def run(invocation: Invocation) -> int:
     # What constructors print must not be mixed with the result.
     fit = time = count = grid = longest = None
     with redirect_stdout(sys.stderr):
-        try:
-            found, work = traced_plan(project, **cluster)
-        except ForgatherError as error:
-            if error.code == "FG703":
-                error.hint = f"{error.hint}; --find plans every trainer that the config may have"
-            raise
+        found, work = _traced(project, cluster)
         rows = None if options.memory is None else rows_within(project, **cluster, limit=options.memory)
         if device is not None:
             fit = fit_on(found, device)
@@ -176,6 +173,16 @@ def run(invocation: Invocation) -> int:
     _write(options, result, values)
     nothing = any(answer is not None and answer["size"] == 0 for answer in (rows, longest))
     return int(nothing or lacks_memory(fit))
+
+
+def _traced(project: Project, cluster: Mapping[str, Any]) -> tuple[dict[str, Any], RunWork]:
+    try:
+        with slow_note("tracing the model; one of many parameters takes a minute or more"):
+            return traced_plan(project, **cluster)
+    except ForgatherError as error:
+        if error.code == "FG703":
+            error.hint = f"{error.hint}; --find plans every trainer that the config may have"
+        raise
 
 
 def _room(project: Project, options: argparse.Namespace, gpus: int) -> Room:

@@ -64,7 +64,8 @@ class PreferenceCollator:
         The labels are the place of the better answer of a pair, which is 0, or the judgment of a single answer, 1 or 0.
 
         Shapes:
-            input_ids, attention_mask, completion_mask: (B, 2, T). reference_logps: (B, 2). labels, margin, judged: (B,).
+            input_ids, attention_mask, completion_mask: (B, 2, T). reference_logps: (B, 2).
+            labels, margin, judged: (B,).
 
         Raises:
             DataError: FG914 if the rows are neither pairs nor judged answers.

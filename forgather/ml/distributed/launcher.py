@@ -326,11 +326,9 @@ def unreported_cause(ended: LaunchResult, world_size: int | None) -> Distributed
     if first is None or ended.stopped_by is not None:
         return None
     record = first.record
-    if record is not None and (record.told or record.kind is FailureKind.STOPPED):
-        return None
     # Several ranks often fail with the same error, of which one prints it.
     told = {one.record.message for one in ended.failures if one.record is not None and one.record.told}
-    if record is not None and record.message in told:
+    if record is not None and (record.message in told or record.kind is FailureKind.STOPPED):
         return None
     return _unreported_error(first, world_size)
 
@@ -357,11 +355,8 @@ def _unreported_error(first: Failure, world_size: int | None) -> DistributedErro
     place = f" in {first.where}" if first.where else ""
     if record is not None:
         why = "" if record.kind in (FailureKind.CAUSE, FailureKind.STATUS) else f" {record.kind}"
-        hint = (
-            "the program exited with this status and gave no reason"
-            if record.kind is FailureKind.STATUS
-            else _ELSEWHERE
-        )
+        gave_none = record.kind is FailureKind.STATUS
+        hint = "the program exited with this status and gave no reason" if gave_none else _ELSEWHERE
         return DistributedError(f"{who}{why}{place}: {record.message}", code="FG710", hint=hint)
     how = (
         f"was ended by {root_cause.signal_name(first.status)}"
