@@ -63,8 +63,11 @@ def _advice(arguments: TrainerArguments, stream: Call, replicas: int) -> str | N
     given = arguments.plain("data_streams")
     if given == 0 and given is not False:
         return "leave data_streams: 0 out, in a new run"
+    if isinstance(given, int) and given % replicas == 0:
+        # Each replica reads streams of its own, or there are fewer shards and the run refuses the number.
+        return None
     most = _most_streams(stream, replicas)
-    if isinstance(given, int) and given % replicas and (most is None or most >= replicas):
+    if isinstance(given, int) and (most is None or most >= replicas):
         return f"set data_streams: {replicas}, in a new run"
     if most is None or most >= replicas:
         return None
