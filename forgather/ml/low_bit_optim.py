@@ -30,6 +30,8 @@ PARTS = ("codes", "scale")
 """The entries of a quantized state in a state dict."""
 
 _CLASSES = {"adamw_torch": "_AdamW", "adamw_torch_8bit": "AdamW8bit", "adamw_torch_4bit": "AdamW4bit"}
+_COMPARED = ("Adam8bit", "Adam4bit", "AdamFp8", "AdamW8bit", "AdamW4bit", "AdamWFp8", "_AdamW")
+"""The classes of torchao whose runs were compared with a plain loop."""
 _BLOCK = 256
 _LEAST = 4096
 
@@ -79,7 +81,7 @@ def adopted(optimizer: Optimizer) -> Optimizer:
         optimizer: an optimizer that has not stepped yet.
 
     Raises:
-        TrainingError: FG708 if it is `CPUOffloadOptimizer` of torchao.
+        TrainingError: FG708 if it is `CPUOffloadOptimizer` of torchao, or a class of it that was not compared.
         DistributedError: FG708 if it is an Adam of torchao, and weights are divided in another way than by rows.
     """
     kind = type(optimizer)
@@ -90,6 +92,12 @@ def adopted(optimizer: Optimizer) -> Optimizer:
             f"{kind.__name__} of torchao keeps its state in a way that no checkpoint here can hold",
             code="FG708",
             hint="use torchao.optim:AdamW8bit, or fsdp_config: {cpu_offload: true} for states in host memory",
+        ).about("optim")
+    if not any(base.__name__ in _COMPARED for base in kind.__mro__ if _is_of_torchao(base)):
+        raise TrainingError(
+            f"{kind.__name__} of torchao was not compared with a plain loop",
+            code="FG708",
+            hint=f"take one of {', '.join(_COMPARED[:-1])}",
         ).about("optim")
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -95,6 +95,8 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer):
         if inner is not optimizer:
             low_bit_optim.refuse_untested(inner, f"inside of {type(optimizer).__name__}")
+    if getattr(args, "context_parallel_size", 1) > 1:
+        low_bit_optim.refuse_untested(optimizer, "with divided rows")
     optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)
