@@ -15,6 +15,7 @@ from forgather.errors import ForgatherError
 from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.low_bit_optim import _COMPARED, NAMES, adopted, is_quantized, plain_parts
 from forgather.ml.trainer.hf import HFTrainer
+from forgather.ml.trainer.optimizers import make_optimizer
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.ml.distributed.gang import run_ranks
@@ -208,6 +209,15 @@ def test_a_class_that_a_config_names_is_refused_where_the_names_of_optim_are(tmp
     run = functools.partial(made_by_a_factory, tmp_path, kind, functools.partial(Adam8bit, lr=0.1), **settings)
     for code, message in run_ranks(2, run, timeout=120):
         assert ("FG708", True) == (code, message.endswith(word))
+
+
+def test_a_class_that_a_config_names_is_refused_with_a_quantized_base_model(tmp_path):
+    model = tiny_llama()
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(ForgatherError, match="not shown to be right with a quantized base model") as caught:
+        make_optimizer(model, args, functools.partial(Adam8bit, lr=0.1))
+    assert "FG708" == caught.value.code
 
 
 def test_an_optimizer_that_contains_one_of_torchao_is_refused(tmp_path):

@@ -97,6 +97,8 @@ def make_optimizer(
             low_bit_optim.refuse_untested(inner, f"inside of {type(optimizer).__name__}")
     if getattr(args, "context_parallel_size", 1) > 1:
         low_bit_optim.refuse_untested(optimizer, "with divided rows")
+    if getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        low_bit_optim.refuse_untested(optimizer, "with a quantized base model")
     optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)
