@@ -13,6 +13,7 @@ import transformers
 import forgather.ml
 from forgather.errors import ForgatherError
 from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
+from forgather.ml.adapters import lora
 from forgather.ml.low_bit_optim import _COMPARED, NAMES, adopted, is_quantized, plain_parts
 from forgather.ml.trainer.hf import HFTrainer
 from forgather.ml.trainer.optimizers import make_optimizer
@@ -209,6 +210,14 @@ def test_a_class_that_a_config_names_is_refused_where_the_names_of_optim_are(tmp
     run = functools.partial(made_by_a_factory, tmp_path, kind, functools.partial(Adam8bit, lr=0.1), **settings)
     for code, message in run_ranks(2, run, timeout=120):
         assert ("FG708", True) == (code, message.endswith(word))
+
+
+def test_rounding_at_random_is_refused_with_an_adapter(tmp_path):
+    model = lora(r=4).apply(tiny_llama().to(torch.bfloat16), seed=0)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, **ROUNDED)
+    with pytest.raises(ForgatherError, match="not compared with a plain loop with an adapter") as caught:
+        make_optimizer(model, args)
+    assert "FG708" == caught.value.code
 
 
 def test_a_class_that_a_config_names_is_refused_with_a_quantized_base_model(tmp_path):

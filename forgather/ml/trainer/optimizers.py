@@ -22,6 +22,7 @@ from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
 from forgather.ml import bitsandbytes_optim, low_bit_optim
+from forgather.ml.adapter_base import is_peft_model
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.log import get_logger
 from forgather.ml.optim import decay_groups, split_for_loraplus
@@ -72,6 +73,12 @@ def make_optimizer(
             code="FG820",
             hint="set requires_grad on what should be trained",
         )
+    if getattr(args, "bf16_stochastic_round", False) and is_peft_model(model):
+        raise TrainingError(
+            "bf16_stochastic_round is true, and it was not compared with a plain loop with an adapter",
+            code="FG708",
+            hint="remove bf16_stochastic_round",
+        ).about("bf16_stochastic_round")
     if factory is None:
         return _prepared(_default_optimizer(model, args), named, args, groups)
     if getattr(args, "bf16_stochastic_round", False):

@@ -267,6 +267,12 @@ def _refuse_uncompared(args: TrainingArguments, loss: str) -> None:
             code="FG793",
             hint="remove fp8",
         ).about("args.fp8")
+    if args.bf16_stochastic_round:
+        raise TrainingError(
+            f"bf16_stochastic_round is true, and it was not compared with a plain loop with {loss}",
+            code="FG708",
+            hint="remove bf16_stochastic_round",
+        ).about("args.bf16_stochastic_round")
     if args.use_liger_kernel:
         raise TrainingError(
             f"use_liger_kernel is true, and {loss} was not compared with a plain loop with Liger's kernels",
@@ -294,8 +300,9 @@ class WithOwnLoss:
             loss_fn: the user's loss function of (logits, labels), a loss object, or None.
 
         Raises:
-            TrainingError: FG790 or FG793 if the loss makes its own rule, as those of preferences, and the model gets
-                Liger's kernels or computes in float8; FG806 or FG807 if the loss cannot be used, see `loss_rule`.
+            TrainingError: FG708, FG790 or FG793 if the loss makes its own rule, as those of preferences, and weights
+                are rounded at random, or the model gets Liger's kernels or computes in float8; FG806 or FG807 if the
+                loss cannot be used, see `loss_rule`.
         """
         if hasattr(loss_fn, "loss_rule"):
             _refuse_uncompared(self.args, type(loss_fn).__name__)

@@ -4,6 +4,9 @@ That a run without them equals a loop of torch and peft is shown in test_prefere
 is not compared here is refused by name.
 """
 
+import functools
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +29,8 @@ from forgather.ml.preference_losses import DPOLoss, KTOLoss, ORPOLoss
 from forgather.ml.strategy.state import on_host
 from tests.matrix import thinned
 from tests.ml import preference_cases as cases
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import RankFailed, run_ranks
+from tests.ml.fixtures import StopAt, tiny_llama
 from tests.ml.moved_activations import moved_to_host
 from tests.patience import patience
 
@@ -180,3 +184,66 @@ def test_a_setting_changes_no_loss_and_no_weight(tmp_path, layout, loss, adapter
             "moves": "offloaded" in setting,
             "kernel": setting == "kernel",
         }
+
+
+CONTEXT = {
+    "DDP": (2, AccelTrainer, AccelTrainingArguments, {"context_parallel_size": 2, "per_device_train_batch_size": 4}),
+}
+CONTEXT["FSDP2"] = (*CONTEXT["DDP"][:3], {**CONTEXT["DDP"][3], "fsdp": "full_shard"})
+
+
+@pytest.mark.parametrize(
+    ("layout", "adapter"),
+    thinned([(one, two) for one in CONTEXT for two in ("LoRA", "DoRA")], lambda *case: case == ("FSDP2", "LoRA")),
+)
+def test_an_adapter_trains_with_divided_rows_as_in_one_process(tmp_path, monkeypatch, layout, adapter):
+    monkeypatch.setitem(LAYOUTS, "context", CONTEXT[layout])
+    ((plain, expected, _),) = run_ranks(1, trained, tmp_path / "one", "one", "tokens", adapter, None)
+    for losses, state, _ in run_ranks(2, trained, tmp_path / "two", "context", "tokens", adapter, None, timeout=300):
+        assert losses == pytest.approx(plain, rel=0, abs=LIMIT)
+        assert max(float((state[name] - expected[name]).abs().max()) for name in state) <= LIMIT
+
+
+def test_preferences_are_refused_with_divided_rows(tmp_path, monkeypatch):
+    monkeypatch.setitem(LAYOUTS, "context", CONTEXT["DDP"])
+    with pytest.raises(RankFailed, match="FG757"):
+        run_ranks(2, trained, tmp_path, "context", "orpo", "none", None)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"fsdp": "full_shard"}, {"fsdp": "full_shard", "initial_weights": "counter"}],
+    ids=str,
+)
+def test_a_resumed_run_scores_rows_by_the_first_weights_although_it_makes_none(tmp_path, settings):
+    expected = run_ranks(2, with_a_reference, tmp_path / "x", tmp_path / "1", None, settings)
+    run_ranks(2, with_a_reference, tmp_path / "y", tmp_path / "1", 2, settings)
+    # Another cache: the scores of the first run are not found.
+    settings = {**settings, "resume_from_checkpoint": True}
+    assert expected == run_ranks(2, with_a_reference, tmp_path / "y", tmp_path / "2", None, settings)
+
+
+def with_a_reference(folder, cache, stop, settings):
+    """Returns the losses of a run whose reference is the model with its first weights."""
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    args = AccelTrainingArguments(
+        str(folder),
+        use_cpu=True,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_steps=1,
+        **settings,
+    )
+    run = AccelTrainer(
+        model_init=functools.partial(tiny_llama, vocab_size=32),
+        args=args,
+        train_dataset=cases.PAIRS,
+        data_collator=PreferenceCollator(),
+        loss_fn=LOSSES["dpo"],
+        callbacks=[] if stop is None else [StopAt(stop)],
+    )
+    run.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    return [line["loss"] for line in run.state.log_history if "loss" in line]
