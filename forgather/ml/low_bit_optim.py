@@ -303,6 +303,50 @@ def refuse_untested(optimizer: Optimizer, place: str) -> None:
         ).about("optimizer_factory")
 
 
+def refuse_rounding(args: Any, factory: Any, *, has_adapter: bool) -> None:
+    """Raises an error if weights are to be rounded at random by an optimizer, or in a model, that does not do it.
+
+    Args:
+        args: the training arguments, ours or those of transformers.
+        factory: the optimizer factory; None for the optimizer that the arguments name.
+        has_adapter: whether the model has an adapter.
+
+    Raises:
+        TrainingError: FG708 if they are.
+    """
+    if not getattr(args, "bf16_stochastic_round", False):
+        return
+    if has_adapter:
+        raise TrainingError(
+            "bf16_stochastic_round is true, and it was not compared with a plain loop with an adapter",
+            code="FG708",
+            hint="remove bf16_stochastic_round",
+        ).about("bf16_stochastic_round")
+    if factory is not None:
+        raise TrainingError(
+            "bf16_stochastic_round is true, and an optimizer_factory makes the optimizer",
+            code="FG708",
+            hint="give bf16_stochastic_round: true to torchao.optim:AdamW8bit, or set optimizer_factory to null",
+        ).about("bf16_stochastic_round")
+
+
+def refuse_uncompared(optimizer: Optimizer, model: nn.Module, args: Any) -> None:
+    """Raises an error if an optimizer of torchao would step a model with which it was not compared.
+
+    Args:
+        optimizer: the optimizer.
+        model: the model.
+        args: the training arguments, ours or those of transformers.
+
+    Raises:
+        DistributedError: FG708 if rows are divided, or if the base model is quantized.
+    """
+    if getattr(args, "context_parallel_size", 1) > 1:
+        refuse_untested(optimizer, "with divided rows")
+    if getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        refuse_untested(optimizer, "with a quantized base model")
+
+
 def _is_of_torchao(kind: type) -> bool:
     # Also a class that a user has derived from one.
     return any(base.__module__.startswith("torchao.") for base in kind.__mro__)

@@ -73,20 +73,9 @@ def make_optimizer(
             code="FG820",
             hint="set requires_grad on what should be trained",
         )
-    if getattr(args, "bf16_stochastic_round", False) and is_peft_model(model):
-        raise TrainingError(
-            "bf16_stochastic_round is true, and it was not compared with a plain loop with an adapter",
-            code="FG708",
-            hint="remove bf16_stochastic_round",
-        ).about("bf16_stochastic_round")
+    low_bit_optim.refuse_rounding(args, factory, has_adapter=is_peft_model(model))
     if factory is None:
         return _prepared(_default_optimizer(model, args), named, args, groups)
-    if getattr(args, "bf16_stochastic_round", False):
-        raise TrainingError(
-            "bf16_stochastic_round is true, and an optimizer_factory makes the optimizer",
-            code="FG708",
-            hint="give bf16_stochastic_round: true to torchao.optim:AdamW8bit, or set optimizer_factory to null",
-        ).about("bf16_stochastic_round")
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
@@ -102,10 +91,7 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer):
         if inner is not optimizer:
             low_bit_optim.refuse_untested(inner, f"inside of {type(optimizer).__name__}")
-    if getattr(args, "context_parallel_size", 1) > 1:
-        low_bit_optim.refuse_untested(optimizer, "with divided rows")
-    if getattr(getattr(model, "config", None), "quantization_config", None) is not None:
-        low_bit_optim.refuse_untested(optimizer, "with a quantized base model")
+    low_bit_optim.refuse_uncompared(optimizer, model, args)
     optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)
