@@ -55,7 +55,8 @@ from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_r
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_checks import check_size, refuse_split
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
-from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
+from forgather.ml.trainer.stream_choice import chosen_streams, is_iterable, warn_of_whole_reads
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -145,6 +146,8 @@ class RankBatches:
         elif is_iterable(dataset):
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
+            if share.size > 1 and argument == "train_dataset":
+                warn_of_whole_reads(dataset, share.size)
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
             # on the number of processes.
             own = collate if share.size == 1 else RankCollator(collate, share)
@@ -488,8 +491,16 @@ class TrainBatches:
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compared(self, windows: Iterator[Window], streams: StreamBatches) -> Iterator[Window]:
-        for window in windows:
+        while True:
+            try:
+                window = next(windows, None)
+            except Exception:
+                # The error may follow from the change.
+                report_data_changes(streams.take_changes(), may_change=self._may_change)
+                raise
             report_data_changes(streams.take_changes(), may_change=self._may_change)
+            if window is None:
+                return
             yield window
 
     def _compare(self, expected: Fingerprint) -> None:
@@ -633,7 +644,7 @@ class TrainBatches:
             # The rows of other streams are in other places, so no row can be compared.
             self._last = None
         elif self._own.streams is not None:
-            changed += [] if known is None else known.differences(self.fingerprint)
+            changed += [] if known is None else self._own.streams.rows.changes_since(known)
             self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
         elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
