@@ -38,7 +38,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), _COMPILED),
     "torch_compile_regions": _COMPILED,
     "activation_memory_budget": _COMPILED,
-    **dict.fromkeys(("context_parallel_size", "context_parallel_method"), _UNTESTED),
+    **dict.fromkeys(("context_parallel_size", "context_parallel_method", "context_parallel_rotate_method"), _UNTESTED),
     **dict.fromkeys(("eval_strategy", "eval_steps", "eval_delay", "eval_on_start"), _VALIDATION),
     **dict.fromkeys(
         ("include_for_metrics", "batch_eval_metrics", "eval_full_logits"), "log metrics in validation_step"

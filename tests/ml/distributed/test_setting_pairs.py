@@ -190,6 +190,9 @@ CONTEXT = {
     "DDP": (2, AccelTrainer, AccelTrainingArguments, {"context_parallel_size": 2, "per_device_train_batch_size": 4}),
 }
 CONTEXT["FSDP2"] = (*CONTEXT["DDP"][:3], {**CONTEXT["DDP"][3], "fsdp": "full_shard"})
+for name in ("DDP", "FSDP2"):
+    ring = {"context_parallel_method": "ring", "context_parallel_rotate_method": "alltoall"}
+    CONTEXT[f"{name}, ring"] = (*CONTEXT[name][:3], CONTEXT[name][3] | ring)
 
 
 @pytest.mark.parametrize(
