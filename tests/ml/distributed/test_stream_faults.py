@@ -133,7 +133,7 @@ def bad_rows():
 
 CASES = [
     (no_rows, {}, ["FG803", "FG803"]),
-    (other_columns, {}, ["FG729.*columns other; .*have input_ids, .*labels", "FG729"]),
+    (other_columns, {}, ["FG729.*columns 'other', .*have 'input_ids', .*'labels'", "FG729"]),
     # Without rows that are dealt out, too.
     (other_columns, {"dispatch_rows": False}, ["FG729", "FG729"]),
     (dying_worker, {"dataloader_num_workers": 1}, ["DataLoader worker .* is killed", "FG854.*rank 0 .* is killed"]),
