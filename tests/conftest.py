@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.log_capture import keep_attached
 from tests.patience import patience
 
 TEST_SECONDS = 300
@@ -44,6 +45,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Before xdist starts its processes, which alone read them at their start: with large pages, a fork of a process that holds
+# the whole suite takes a quarter of the time. What tests start runs as users run it.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    for name, value in LARGE_PAGES.items():
+        os.environ.setdefault(name, value)
+else:
+    for name, value in LARGE_PAGES.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+
 # What is imported and collected exists as long as the suite: the collector need not look at it again and again. A
 # training of transformers alone asks for four whole collections, which took nine tenths of such a test.
 gc.disable()
@@ -66,6 +78,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    keep_attached()
     # On a busy machine, drawing a value may take seconds.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
