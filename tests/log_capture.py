@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import _pytest.logging
 from _pytest.logging import catching_logs
 
-
 _numbers = WeakKeyDictionary()
 """How many loggers there were when a handler was attached to those that do not propagate."""
 
