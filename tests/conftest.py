@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.isolation import tmp_path  # noqa: F401
 from tests.log_capture import keep_attached
 from tests.patience import patience
 
