@@ -6,6 +6,7 @@ The projects that tests make, and the suite's own, are trusted as a user trusts 
 import functools
 import gc
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -128,9 +129,18 @@ def cpu_seconds():
     return sum(os.times()[:4])
 
 
+def seed_random_numbers():
+    """Lets each test, and the fixtures that it makes, draw the same numbers in every run and every order of tests."""
+    random.seed(0)
+    for name, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
+        if name in sys.modules:
+            getattr(sys.modules[name], seed)(0)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_setup(item):
     item.stash[STARTED] = cpu_seconds()
+    seed_random_numbers()
     yield
 
 

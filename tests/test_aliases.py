@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,17 @@ def test_every_constructor_that_is_offered_exists(reader):
             assert importlib.util.find_spec(name), name
         elif not name.startswith("peft"):
             reader.read(name)
+
+
+def test_what_a_reason_names_exists(reader):
+    reasons = {record["why"] for *_, record in RECORDS if "why" in record}
+    files = {name for why in reasons for name in re.findall(r"[a-z0-9_]+/[a-z0-9_]+\.yaml", why)}
+    names = {name.rstrip(".") for why in reasons for name in re.findall(r"forgather(?:\.\w+)*:[\w.]+", why)}
+    assert len(files) > 5
+    assert set() == files - EXISTING["template"]()
+    assert len(names) > 5
+    for name in sorted(names):
+        reader.read(name)
 
 
 def test_every_group_of_keywords_has_one_that_its_constructor_takes(reader):

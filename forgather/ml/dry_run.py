@@ -29,9 +29,9 @@ from forgather.ml.planner.model_builders import loading_fakes, without_memory_fo
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_room import lack_of_room
-from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import meta_model, tensors_of
 from forgather.ml.strategy.pipeline.microbatch_split import part_of
+from forgather.ml.strategy.shapes_only import fill_with_fakes, shapes_only
 from forgather.ml.trainer.trainer import Trainer
 
 Constructor = Callable[..., Any]

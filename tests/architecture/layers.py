@@ -269,7 +269,7 @@ strategies:
     strategy.deepspeed_config strategy.describe strategy.fsdp_config strategy.pipeline.blocks
     strategy.deepspeed_arguments strategy.fsdp_units strategy.pipeline.schedules strategy.registry strategy.state
     strategy.counter_weights strategy.stored_weights
-    strategy.unset_weights
+    strategy.unset_weights strategy.seed_checkpoint strategy.shapes_only strategy.weight_source
     strategy.initial_weights strategy.pipeline.split
     strategy.model_strategy
     strategy.data_parallel strategy.deepspeed_state strategy.fsdp2 strategy.pipeline.local_stages

@@ -26,7 +26,6 @@ LONG_MODULES = {
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/fill_record.py": "one mode, and what each kind of operation does to a formula",
     "forgather/ml/planner/rank_trace.py": "one trace of a rank, part by part, and what each part is given",
-    "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
     "forgather/ml/strategy/pipeline/schedules.py": "torch's schedules: what each needs, and one runner of them all",
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/strategy/pipeline/strategy.py": "one strategy, from its settings to its state",

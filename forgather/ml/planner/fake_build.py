@@ -17,8 +17,8 @@ from forgather.ml.planner.engine_tensors import passes_to_settle
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.model_builders import building
 from forgather.ml.strategy.base import Recipe, Strategy
-from forgather.ml.strategy.initial_weights import fill_with_fakes
 from forgather.ml.strategy.meta_model import move_to_meta
+from forgather.ml.strategy.shapes_only import fill_with_fakes
 from forgather.ml.trainer.model_setup import Step, compile_model, recompute_activations
 
 

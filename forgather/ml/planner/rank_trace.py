@@ -60,7 +60,7 @@ from forgather.ml.planner.untraceable import formula_sizes, has_formula, naming_
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.strategy.base import build_strategy
-from forgather.ml.strategy.initial_weights import shapes_only
+from forgather.ml.strategy.shapes_only import shapes_only
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.model_setup import Step

@@ -36,8 +36,8 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.strategy.gradients import sum_bucket_async
-from forgather.ml.strategy.initial_weights import has_shapes_only
 from forgather.ml.strategy.model_strategy import ModelStrategy
+from forgather.ml.strategy.shapes_only import has_shapes_only
 from forgather.ml.strategy.topology import topology_of
 
 _log = get_logger(__name__)

@@ -39,13 +39,9 @@ from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_settings, refuse_differences
 from forgather.ml.strategy.deepspeed_state import EngineState, fill_stage_3
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import (
-    InitialWeights,
-    build_whole,
-    has_shapes_only,
-    make_initial_weights,
-)
+from forgather.ml.strategy.initial_weights import InitialWeights, build_whole, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device
+from forgather.ml.strategy.shapes_only import has_shapes_only
 from forgather.ml.strategy.state import local_state, names_of, on_host
 from forgather.ml.strategy.topology import topology_of
 from forgather.ml.train_mode import restored_train_modes

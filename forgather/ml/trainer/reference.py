@@ -42,8 +42,8 @@ from forgather.ml.models import from_pretrained
 from forgather.ml.number_format import plural
 from forgather.ml.preference_rules import PairRule
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.strategy.initial_weights import has_shapes_only
 from forgather.ml.strategy.model_strategy import to_device
+from forgather.ml.strategy.shapes_only import has_shapes_only
 from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import PreparedBatch, RankShare

@@ -11,8 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from forgather.ml.models import from_pretrained
-from forgather.ml.strategy import initial_weights
-from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
+from forgather.ml.strategy import seed_checkpoint
+from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.meta_model import tensors_of
 from forgather.ml.strategy.stored_weights import stored_weights
 from forgather.ml.trainer.model_source import stored_in
 from tests.matrix import thinned
@@ -63,7 +64,7 @@ def loaded(folder, options):
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch):
     # The cache of one process's weights would hide who reads what.
-    monkeypatch.setattr(initial_weights, "MAX_BYTES", 0)
+    monkeypatch.setattr(seed_checkpoint, "MAX_BYTES", 0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 from forgather.ml.strategy.deepspeed_config import zero_config
-from forgather.ml.strategy.initial_weights import fill_with_fakes
+from forgather.ml.strategy.shapes_only import fill_with_fakes
 from forgather.project import Project
 from tests.ml.planner.cells import SHARDED, Cell, traced
 

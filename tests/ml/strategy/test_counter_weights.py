@@ -13,7 +13,8 @@ from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.random_state import forked_random
 from forgather.ml.strategy import counter_weights
 from forgather.ml.strategy.counter_weights import CounterWeights
-from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
+from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.meta_model import tensors_of
 from forgather.ml.strategy.state import whole_box
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks

@@ -12,9 +12,10 @@ from forgather.errors import DistributedError, TrainingError
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.losses import loss_rule
-from forgather.ml.strategy import initial_room, initial_weights
+from forgather.ml.strategy import initial_room, seed_checkpoint
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
+from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.meta_model import tensors_of
 from forgather.ml.types import Topology
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.models import Plain, gpt2, llama, whole
@@ -168,7 +169,7 @@ def test_the_other_ranks_name_the_rank_that_could_not_make_the_model():
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setattr(initial_weights, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(seed_checkpoint, "available_bytes", lambda: 100_000)
     with pytest.raises(TrainingError, match="takes .*and this machine has 97.7 KiB") as caught:
         make_initial_weights(recipe_of(llama), alone())
     assert caught.value.code == "FG733"

@@ -16,9 +16,10 @@ from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import default_cache_dir
 from forgather.ml.losses import loss_rule
 from forgather.ml.models import from_config, from_pretrained
-from forgather.ml.strategy import initial_weights as ours
+from forgather.ml.strategy import seed_checkpoint as ours
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.initial_weights import make_initial_weights, tensors_of
+from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.meta_model import tensors_of
 from forgather.ml.trainer.model_source import model_key
 from forgather.ml.types import Topology
 from tests.isolation import private_folders  # noqa: F401
