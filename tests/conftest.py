@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.isolation import tmp_path  # noqa: F401
+from tests.large_pages import ask_malloc, collapse
 from tests.log_capture import keep_attached
 from tests.patience import patience
 
@@ -49,16 +50,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Before xdist starts its processes, which alone read them at their start: with large pages, a fork of a process that holds
-# the whole suite takes a quarter of the time. What tests start runs as users run it.
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    for name, value in LARGE_PAGES.items():
-        os.environ.setdefault(name, value)
-else:
-    for name, value in LARGE_PAGES.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
+ask_malloc()
 
 # What is imported and collected exists as long as the suite: the collector need not look at it again and again. A
 # training of transformers alone asks for four whole collections, which took nine tenths of such a test.
@@ -91,6 +83,8 @@ def pytest_configure(config):
 def pytest_collection_finish(session):
     gc.enable()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        collapse()
 
 
 @pytest.fixture(scope="session", autouse=True)
