@@ -80,6 +80,8 @@ class Accumulation:
             epoch: the number of the epoch, from 0.
             step: the number of optimizer steps that were done before.
         """
+        if not self.changes:
+            return self.entries[0][1]
         return self.entries[self._index(epoch if self.unit == EPOCHS else step)][1]
 
     def epoch_ends(self, batches: int) -> Iterator[int]:

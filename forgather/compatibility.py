@@ -164,7 +164,7 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": given("schedule_class") if pipelined else None,
         "replicas": apply_if_known(_replicas, shared, *map(given, _DDP)) if pipelined else None,
         "tensor": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
-        "context": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("context_parallel_size")),
+        "context": apply_if_known(_context, given("context_parallel_size"), given("context_parallel_method")),
         "accumulation": apply_if_known(
             _accumulation, given("gradient_accumulation_steps"), given("accumulate_grad_batches")
         ),
@@ -174,6 +174,12 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "reentrant": apply_if_known(_reentrant, given("gradient_checkpointing_kwargs")),
         "logits": apply_if_known(_logits, given("linear_cross_entropy")),
     }
+
+
+def _context(size: int | None, method: str | None) -> str:
+    if (size or 1) == 1:
+        return "no"
+    return "ring" if method == "ring" else "yes"
 
 
 _DDP = (

@@ -427,10 +427,11 @@ def _owner(constructor: str | None) -> str:
 
 def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Violation:
     hint = f"expected {expected}"
-    if isinstance(value, str) and (why := rule.get("unavailable", {}).get(value)):
+    why = rule.get("unavailable", {}).get(value) if isinstance(value, str) else None
+    if why:
         hint = f"{why}; {hint}"
     # Only a close word is worth a suggestion; `expected` lists all words anyway.
-    if isinstance(value, str):
+    elif isinstance(value, str):
         close = nearest(value, rule.get("choices", ()))
         if close and close.startswith("did"):
             hint = f"{close} {hint}"

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from forgather.cli.output import print_note, write_json, write_text
+from forgather.config.graph import Scalar
 from forgather.errors import PlanError
 from forgather.interrupt import status_of
 from forgather.launch.finding import Found, Search, find
 from forgather.launch.planning import Device, free_on
 from forgather.launch.room import room_of
 from forgather.launch.written_choice import refuse_writing, write_best
+from forgather.planner.choices import POSITIONS
 from forgather.planner.foreign_configs import FORMS, missing_settings
 from forgather.planner.hardware import Hardware
 from forgather.planner.memory_plan import format_size
@@ -74,7 +76,7 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
             code="FG993",
             hint=f"find a way first, --write it as a config, and plan that one with --{other}",
         )
-    _refuse_divided_positions(project)
+    _refuse_uneven_positions(project, gpus * options.nodes)
     if options.global_batch is not None and options.global_batch < 1:
         raise PlanError(f"--global-batch is {options.global_batch}", code="FG993", hint="give a number above 0")
     cluster = {"gpus": gpus, "nodes": options.nodes}
@@ -108,16 +110,19 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     return status_of(found.interruption)
 
 
-def _refuse_divided_positions(project: Project) -> None:
-    # Each way that is searched leaves the positions of a row together, and would drop the setting.
+def _refuse_uneven_positions(project: Project, processes: int) -> None:
+    # Each way that is searched divides the positions of a row as the config does.
     arguments = trainer_arguments(project.graph)
-    size = None if arguments is None else arguments.plain("context_parallel_size")
-    if size not in (None, 1):
-        raise PlanError(
-            f"context_parallel_size is {size}, and --find searches only ways without it",
-            code="FG993",
-            hint="plan this config without --find, or search with --set trainer_args.context_parallel_size=1",
-        )
+    node = None if arguments is None else arguments.get(POSITIONS)
+    size = node.value if isinstance(node, Scalar) else node
+    if size is None or (isinstance(size, int) and (size < 1 or processes % size == 0)):
+        return
+    found = f"is {size}, and {processes} devices cannot be divided by it" if isinstance(size, int) else "is computed"
+    raise PlanError(
+        f"{POSITIONS} {found}",
+        code="FG993",
+        hint=f"search on other devices, or without it: --set trainer_args.{POSITIONS}=1",
+    )
 
 
 def refuse_without_find(options: argparse.Namespace) -> None:
@@ -173,7 +178,8 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     if rejected:
         lines += ["", "rejected"]
         lines += [f"  {line}" for line in rejection_lines(rejected, usable)]
-    lines += ["", *_PIPELINES] if search.gpus * search.nodes > 1 else []
+    has_whole_rows = not any(POSITIONS in cell.settings for cell in found.cells)
+    lines += ["", *_PIPELINES] if search.gpus * search.nodes > 1 and has_whole_rows else []
     if written is not None:
         lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
         if missing := ", ".join(f"{name} {json.dumps(value)}" for name, value in written["missing_settings"].items()):

@@ -50,6 +50,11 @@ def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
             bar = "#" * round(share * _BAR)
             size = format_size(row["num_bytes"])
             lines.append(f"    {row['name']:<{width}}  {size:>9}  {share:>4.0%}  {row['source']:<7}  {bar}".rstrip())
+    if rank["least_bytes"] is not None:
+        least = format_size(rank["least_bytes"])
+        lines.append(
+            f"  about {least} if blocks recompute all: activation_memory_budget lets torch choose what they keep"
+        )
     if rank["host"]:
         rows = ", ".join(f"{row['name']} {format_size(row['num_bytes'])}" for row in rank["host"])
         whole = format_size(sum(row["num_bytes"] for row in rank["host"]))
@@ -127,6 +132,8 @@ def _fit_bar(rank: Mapping[str, Any]) -> str:
     """
     whole = max(rank["most"], rank["available"], 1)
     ends = [round(rank[name] / whole * 2 * _BAR) for name in ("peak_bytes", "least", "most")]
+    # Torch may recompute a part of the peak.
+    ends[0] = min(ends[:2])
     bar = "".join(mark * (end - start) for mark, start, end in zip("#+-", [0, *ends], ends, strict=False))
     place = round(rank["available"] / whole * 2 * _BAR)
     bar = bar.ljust(place)

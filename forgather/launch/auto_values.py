@@ -25,10 +25,10 @@ from forgather.launch.room import Room
 from forgather.launch.time_planning import time_of
 from forgather.planner.leaf import value_text
 from forgather.planner.memory_plan import format_size
+from forgather.project.constructor_rules import rules_of
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 from forgather.rule_conditions import AUTO
-from forgather.rules import shipped_rules
 
 ROWS, CHUNKS, SPLIT = "per_device_train_batch_size", "pipeline_chunks", "split_spec"
 PRECISION = "accelerator_args.mixed_precision"
@@ -66,7 +66,7 @@ def auto_settings(project: Project) -> tuple[str, ...]:
     if arguments is None:
         return ()
     known: set[str] = set()
-    for rules in shipped_rules().get(arguments.call.constructor, ()):
+    for rules in rules_of(arguments.call.constructor):
         for name, rule in rules.settings.items():
             inner = {f"{name}.{key}": one for key, one in rule.get("keys", {}).items()}
             known |= {path for path, one in {name: rule, **inner}.items() if one.get("found")}

@@ -15,11 +15,12 @@ from forgather.config.graph import Call, Node, Scalar
 from forgather.config.traverse import walk
 from forgather.errors import ProjectError, Severity
 from forgather.pipeline_schedules import too_many_stages
+from forgather.project.constructor_rules import home_of, rules_of
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import TrainerArguments, keyword, model_of_main, trainer_arguments
 from forgather.rule_conditions import AUTO, UNKNOWN
-from forgather.rules import Rules, Violation, shipped_rules
+from forgather.rules import Rules, Violation
 
 _OF_ONE_PROCESS = ("forgather.ml:Trainer", "forgather.ml.trainer:Trainer", "forgather.ml.trainer.trainer:Trainer")
 _CONFIG = re.compile(r"transformers(\.[\w.]+)?:\w+Config")
@@ -53,12 +54,12 @@ def refuse_other_layout(project: Project, processes: int) -> None:
 
 def _conflicts(project: Project, arguments: TrainerArguments | None, processes: int) -> Iterator[Violation]:
     main = project.graph.targets["main"].value
-    if processes > 1 and isinstance(main, Call) and main.constructor in _OF_ONE_PROCESS:
+    if processes > 1 and isinstance(main, Call) and home_of(main.constructor) in _OF_ONE_PROCESS:
         yield _violation(
             "its trainer runs in one process",
             "extend trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or start one process on one machine",
         )
-    for rules in shipped_rules().get(arguments.call.constructor, ()) if arguments else ():
+    for rules in rules_of(arguments.call.constructor) if arguments else ():
         if arguments and "layout" in rules.computed:
             yield from _broken(rules, _settings(rules, arguments), processes, _num_blocks(project))
 

@@ -15,7 +15,7 @@ from typing import Any
 from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import Device, error_line
-from forgather.planner.choices import CHUNKS, PIPELINE_TRAINER, RECOMPUTE, SCHEDULE, Choice
+from forgather.planner.choices import CHUNKS, PIPELINE_TRAINER, POSITIONS, RECOMPUTE, SCHEDULE, Choice
 from forgather.planner.fit import Verdict
 from forgather.planner.pipeline_choices import Division, divisions, pipeline_choices, settings_of
 from forgather.planner.ranking import Cell
@@ -64,7 +64,9 @@ class PipelineSearch:
         self._filled = filled
         self._say = say
         self._plans: dict[bool, Any] = {}
-        self.choices = pipeline_choices(gpus, nodes)
+        # The stages of a pipeline get whole rows.
+        divides_rows = projects.given.get(POSITIONS, 1) > 1
+        self.choices = () if divides_rows else pipeline_choices(gpus, nodes)
         self.traced = 0
 
     def cells_of(self, choice: Choice, earlier: Sequence[Cell]) -> list[Cell]:

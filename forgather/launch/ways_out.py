@@ -23,9 +23,9 @@ from forgather.planner.fit import Verdict, fit_plan, worst_fit
 from forgather.planner.leaf import value_text
 from forgather.planner.memory_plan import OPTIMIZER_STEP
 from forgather.planner.ways_out import (
-    EVAL_ROWS,
     EVALUATIONS,
     NUMBER,
+    READ,
     Change,
     WayOut,
     changes_of,
@@ -86,6 +86,8 @@ def ways_out(
     for change in changes_of(plan, given, optimizer):
         if sum(way.fits for _, way in found) == NUMBER:
             break
+        if any(change.title == one.title and way.reason is None for one, way in found):
+            continue
         found.append((change, planner.way(change)))
     # With a change that fits alone, no other one is needed.
     # One that brings nothing alone may do so after others: where the weights are elsewhere, activations are the rest.
@@ -215,11 +217,13 @@ class _Planner:
         worst = worst_fit(self.fits(plan))
         assert worst is not None  # noqa: S101 - the memory of the device is known
         hardware = self._place.device.hardware
-        phases = next(rank["phases"] for rank in plan["ranks"] if tuple(rank["ranks"]) == worst.ranks)
-        largest = max(phases, key=lambda phase: phase["num_bytes"])
+        rank = next(rank for rank in plan["ranks"] if tuple(rank["ranks"]) == worst.ranks)
+        largest = max(rank["phases"], key=lambda phase: phase["num_bytes"])
+        host = sum(row["num_bytes"] for row in rank["host"])
         return WayOut(
             title=change.title,
             assignments=self._assignments(change),
+            host_bytes=host,
             phase=largest["phase"],
             at=largest["at"],
             peak_bytes=worst.peak_bytes,
@@ -261,7 +265,7 @@ def _given(graph: Graph) -> dict[str, Any]:
     arguments = trainer_arguments(graph)
     main = graph.targets[MAIN].value
     found: dict[str, Any] = {"trainer": main.constructor if isinstance(main, Call) else ""}
-    for name in ("accumulate_grad_batches", "pipeline_chunks", "fsdp", "fsdp_config", "deepspeed", EVAL_ROWS):
+    for name in READ:
         node = arguments.get(name) if arguments is not None else None
         try:
             found[name] = None if node is None else plain_value(node, name)

@@ -34,11 +34,18 @@ def num_tokens(batch: Any) -> int:
     """
     if isinstance(batch, PaddingBatch):
         return 0
+    return _tokens_of(_ids_of(batch), _first_tensor(batch))
+
+
+def _tokens_of(ids: Tensor | None, first: Tensor | None) -> int:
+    if ids is not None:
+        return ids.numel()
+    return _rows_of(first) if first is None or first.is_floating_point() else first.numel()
+
+
+def _ids_of(batch: Any) -> Tensor | None:
     ids = batch.get("input_ids") if isinstance(batch, MAPPINGS) else None
-    tensor = ids if isinstance(ids, Tensor) else _first_tensor(batch)
-    if tensor is None or (tensor is not ids and tensor.is_floating_point()):
-        return _rows_of(tensor)
-    return int(tensor.numel())
+    return ids if isinstance(ids, Tensor) else None
 
 
 class BatchSizes(NamedTuple):
@@ -65,12 +72,13 @@ def batch_sizes(batch: Any) -> BatchSizes:
         `transformers.Trainer._track_num_input_tokens`, which without a mask compares with the padding token. That would
         leave out real tokens where the end-of-text token pads.
     """
-    rows, tokens = num_rows(batch), num_tokens(batch)
-    ids = batch.get("input_ids") if isinstance(batch, MAPPINGS) else None
-    if isinstance(ids, Tensor):
-        mask = batch.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == ids.shape:
-            return BatchSizes(rows, tokens, int(mask.sum()))
+    if isinstance(batch, PaddingBatch):
+        return BatchSizes(0, 0, 0)
+    first, ids = _first_tensor(batch), _ids_of(batch)
+    rows, tokens = _rows_of(first), _tokens_of(ids, first)
+    mask = None if ids is None else batch.get("attention_mask")
+    if ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape:
+        return BatchSizes(rows, tokens, int(mask.sum()))
     return BatchSizes(rows, tokens, tokens)
 
 

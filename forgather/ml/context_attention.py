@@ -31,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from forgather.errors import TrainingError
 
-_UNCHANGED = frozenset({"paged|eager"})
+UNCHANGED = frozenset({"paged|eager"})
 """The attention functions that only text generation calls."""
 
 
@@ -73,9 +73,34 @@ class Ulysses:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._size = dist.get_world_size(group)
+        self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self.row_multiple = self._size
+        """The number that the positions of a row must be a multiple of."""
         self.num_calls = 0
         """The number of attention calls that were exchanged."""
+
+    def own_positions(self, length: int) -> Tensor:
+        """Returns the positions that this rank has.
+
+        Args:
+            length: the number of positions of a row.
+
+        Shapes:
+            (S,).
+        """
+        return torch.arange(length).chunk(self._size)[self._rank]
+
+    def attended(self, rows: WholeRows, targets_BT: Tensor | None) -> WholeRows:
+        """Returns what attention must know of rows: all that is known, for every mask.
+
+        Args:
+            rows: the whole rows, on the host.
+            targets_BT: the target of each position; None if the batch has no labels.
+
+        Shapes:
+            targets_BT: (B, T).
+        """
+        return rows
 
     @contextlib.contextmanager
     def exchanged_attention(self, rows: WholeRows) -> Iterator[None]:
@@ -86,7 +111,7 @@ class Ulysses:
         """
         attention, masks = ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
         before = dict(attention._local_mapping), dict(masks._local_mapping)
-        attention_before = {name: attention[name] for name in attention if name not in _UNCHANGED}
+        attention_before = {name: attention[name] for name in attention if name not in UNCHANGED}
         masks_before = {name: masks[name] for name in masks}
         try:
             for name, function in attention_before.items():

@@ -616,7 +616,7 @@ def _returned_loss(output: Any) -> Tensor:
     elif not isinstance(output, Tensor):
         found = getattr(output, "loss", None)
     if isinstance(found, Tensor) and found.numel() == 1:
-        return found.reshape(())
+        return found if found.ndim == 0 else found.reshape(())
     raise TrainingError(
         f"the model returned {_shape_of(output)}, without a loss",
         code="FG809",

@@ -23,6 +23,7 @@ STATE = (PARAMETERS, GRADIENTS, OPTIMIZER)
 """What a choice may offload to the memory of the host."""
 GLOBAL_BATCH, SCHEDULE, CHUNKS = "global_batch_size", "schedule_class", "pipeline_chunks"
 _OF_PIPELINES = (SCHEDULE, CHUNKS, "pipeline_parallel_size", "stages_per_rank", "split_spec", "checkpoint_sequential")
+POSITIONS = "context_parallel_size"
 DEFAULTS: Mapping[str, Any] = {
     ROWS: 8,
     MICRO_BATCHES: 1,
@@ -32,7 +33,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fsdp_config": None,
     "deepspeed": None,
     "tensor_parallel_size": 1,
-    "context_parallel_size": 1,
+    POSITIONS: 1,
     "tp_plan": None,
     "data_parallel_size": None,
     SCHEDULE: "ScheduleGPipe",
@@ -104,14 +105,18 @@ def choices(gpus: int, nodes: int, given: Mapping[str, Any]) -> tuple[Choice, ..
     Args:
         gpus: the number of devices of a machine.
         nodes: the number of machines.
-        given: the settings of the config by name, as far as they are plain values.
+        given: the settings of the config by name, as far as they are plain values. Its `context_parallel_size` is kept:
+            it follows from the length of the rows.
     """
     world = gpus * nodes
-    plain = (
-        [*_on_one(given)]
-        if world == 1
-        else [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world, given)]
-    )
+    size = given.get(POSITIONS, 1)
+    if size > 1:
+        whole = [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given)]
+        plain = [_of_divided_rows(one, size) for one in whole if one.replicas % size == 0]
+    elif world == 1:
+        plain = [*_on_one(given)]
+    else:
+        plain = [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world, given)]
     ways = [way for one in plain for way in (one, *_offloaded(one, given))]
     # Recomputation needs less memory: what does not fit with it does not fit without it.
     return tuple(
@@ -128,6 +133,16 @@ def choices(gpus: int, nodes: int, given: Mapping[str, Any]) -> tuple[Choice, ..
 
 def _title(strategy: str, recomputes: bool) -> str:
     return f"{strategy}, recomputed" if recomputes else f"{strategy} without recomputation"
+
+
+def _of_divided_rows(choice: Choice, size: int) -> Choice:
+    """Returns a choice whose replicas are groups of ranks that divide the positions of their rows."""
+    return replace(
+        choice,
+        title=f"{choice.title}, rows over {size}",
+        settings={**choice.settings, POSITIONS: size},
+        replicas=choice.replicas // size,
+    )
 
 
 def _on_one(given: Mapping[str, Any]) -> Iterator[Choice]:

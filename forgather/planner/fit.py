@@ -61,6 +61,7 @@ class RankFit:
         memory_bytes: the memory of the device.
         largest: the name of the largest row at the peak.
         largest_bytes: its size.
+        chosen_bytes: what of the peak torch may recompute, as `activation_memory_budget` says.
     """
 
     ranks: tuple[int, int]
@@ -70,11 +71,12 @@ class RankFit:
     memory_bytes: int
     largest: str
     largest_bytes: int
+    chosen_bytes: int = 0
 
     @property
     def least(self) -> int:
-        """The need of the rank with the lower bounds of all overheads."""
-        return self.peak_bytes + sum(overhead.least for overhead in self.overheads)
+        """The need of the rank with the lower bounds of all overheads, and of activations that torch may recompute."""
+        return self.peak_bytes - self.chosen_bytes + sum(overhead.least for overhead in self.overheads)
 
     @property
     def most(self) -> int:
@@ -246,6 +248,7 @@ def fit_plan(plan: Mapping[str, Any], hardware: Hardware, *, held_bytes: int = 0
             memory_bytes=hardware.memory_bytes,
             largest=rows[0]["name"] if rows else "",
             largest_bytes=rows[0]["num_bytes"] if rows else 0,
+            chosen_bytes=0 if rank.get("least_bytes") is None else _size(phase) - rank["least_bytes"],
         )
         found.append(fit)
     return tuple(found)

@@ -1,7 +1,8 @@
 """One choice in the words of other tools: DeepSpeed, Accelerate, and the arguments of transformers' Trainer.
 
 Takes the settings of a choice; gives text, or None if the tool has no words for it: none of them has tensor parallel
-layers, a config of DeepSpeed describes only ZeRO, and transformers shards by FSDP2 among all processes.
+layers or rows whose positions are divided, a config of DeepSpeed describes only ZeRO, and transformers shards by FSDP2
+among all processes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forgather.planner.choices import CHUNKS
+from forgather.planner.choices import CHUNKS, POSITIONS
 from forgather.planner.zero_settings import completed, unsaid
 
 FORMS: Mapping[str, str] = {
@@ -41,7 +42,7 @@ def foreign_text(
         nodes: the number of machines.
         given: the settings `bf16`, `fp16` and `max_grad_norm` of the config.
     """
-    if settings.get("tensor_parallel_size", 1) > 1 or CHUNKS in settings:
+    if settings.get("tensor_parallel_size", 1) > 1 or settings.get(POSITIONS, 1) > 1 or CHUNKS in settings:
         return None
     if form == "arguments" and settings.get("fsdp") == "hybrid_shard":
         return None

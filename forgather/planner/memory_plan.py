@@ -103,6 +103,8 @@ class RankMemory:
         phases: the phases of the run.
         timeline: the parts of the step, in the order in which the first micro-batch passes them.
         host: what each of them keeps in the memory of the host while its device computes, which no phase counts.
+        least_bytes: the peak if blocks recompute all activations; None without an `activation_memory_budget`, by which
+            torch chooses what blocks keep when it compiles. The phases are those of blocks that keep everything.
     """
 
     ranks: tuple[int, int]
@@ -110,6 +112,7 @@ class RankMemory:
     phases: tuple[PhaseMemory, ...]
     timeline: tuple[PlaceMemory, ...] = ()
     host: tuple[MemoryRow, ...] = ()
+    least_bytes: int | None = None
 
     @property
     def peak(self) -> PhaseMemory:

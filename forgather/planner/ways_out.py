@@ -15,12 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from forgather.planner.choices import RECOMPUTE, ROWS
+from forgather.planner.choices import MICRO_BATCHES, RECOMPUTE, ROWS
 from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict
 from forgather.planner.memory_plan import OPTIMIZER_STEP, format_size
 
 EVAL_ROWS = "per_device_eval_batch_size"
+OFFLOADING, IN_BACKWARD = "activation_offloading", "optimizer_in_backward"
+BUDGET, CLIPPING = "activation_memory_budget", "max_grad_norm"
+
+READ = (
+    *("accumulate_grad_batches", "pipeline_chunks", "fsdp", "fsdp_config", "deepspeed", EVAL_ROWS),
+    *(OFFLOADING, IN_BACKWARD, BUDGET, CLIPPING, "gradient_checkpointing_kwargs"),
+)
+"""The settings of a config on which its changes depend."""
 
 EVALUATIONS = ("evaluation", "generation")
 """The phases whose batch is that of the evaluation."""
@@ -28,6 +36,8 @@ EVALUATIONS = ("evaluation", "generation")
 NUMBER = 3
 """How many ways out are looked for and shown."""
 
+EIGHT_BITS = "8-bit AdamW, which rounds its state"
+"""The title of two changes, by two libraries, of which one is enough."""
 
 _FACTORY = "optimizer_factory"
 _DECAYED = ["bias", "norm"]  # what AdamW of this library leaves out of weight decay if nothing is said
@@ -80,6 +90,7 @@ class WayOut:
         available: the free memory of a device.
         verdict: whether each rank fits.
         seconds: the time of an update; None if the device has no rates.
+        host_bytes: what this rank keeps in the memory of the host.
         phase: the phase in which this rank has its peak.
         at: the part of the phase in which it has it.
         reason: why the config cannot be changed like this; None if it can.
@@ -93,6 +104,7 @@ class WayOut:
     available: int = 0
     verdict: Verdict = Verdict.TOO_LARGE
     seconds: Range | None = None
+    host_bytes: int = 0
     phase: str = ""
     at: str = ""
     reason: str | None = None
@@ -110,6 +122,8 @@ class WayOut:
 
 def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> list[Change]:
     """Returns the changes that the run of a plan does not use yet, those that leave its numbers alone first.
+
+    Rounding of weights at random (`bf16_stochastic_round`) is none of them: it needs a model in bfloat16.
 
     Args:
         plan: the plan as data, see `forgather.planner.memory_plan.MemoryPlan`.
@@ -132,8 +146,8 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     if mesh.get("pipeline", 1) > 1 and rows > 1 and given.get("pipeline_chunks") != rows:
         found.append(Change(title="micro-batches of one row in the pipeline", settings={"pipeline_chunks": rows}))
     found += _sharded(plan, given)
-    if not settings[RECOMPUTE]:
-        found.append(Change(title="recomputed activations", settings={RECOMPUTE: True}))
+    found += _activations(plan, given)
+    found += _without_gradients(plan, given)
     if not (settings["bf16"] or settings["fp16"]):
         found.append(Change(title="bfloat16", settings={"bf16": True}))
     if optimizer is not None:
@@ -160,6 +174,44 @@ def fused_change(plan: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -
     if optimizer is None or plan["device_type"] == "cpu" or optimizer.get("fused") or optimizer.get("foreach"):
         return None
     return Change(title="fused AdamW, without a copy of the weights", of_optimizer={"fused": "true"})
+
+
+def _activations(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
+    """Returns the changes with which fewer activations are kept, or which keep them in the memory of the host."""
+    found = []
+    details = given.get("gradient_checkpointing_kwargs")
+    if not plan["settings"][RECOMPUTE]:
+        # What a compiled block keeps is decided by one of the two.
+        undone = {} if given.get(BUDGET) is None else {BUDGET: None}
+        found.append(Change(title="recomputed activations", settings={RECOMPUTE: True, **undone}))
+    elif isinstance(details, Mapping) and details.get("mode") == "selective":
+        whole = {"gradient_checkpointing_kwargs": {**details, "mode": "full"}}
+        found.append(Change(title="layers recomputed as a whole", settings=whole))
+    if plan["device_type"] != "cpu" and _is_of_ours(plan, given) and not given.get(OFFLOADING):
+        found.append(Change(title="activations in host memory", settings={OFFLOADING: True}))
+    return found
+
+
+def _without_gradients(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
+    """Returns updates in the backward pass, if no other part of the run needs all gradients at once."""
+    several = plan["settings"].get(MICRO_BATCHES) not in (None, 1) or given.get("accumulate_grad_batches")
+    mesh, clips = plan["mesh"], given.get(CLIPPING) != 0
+    if (
+        given.get(IN_BACKWARD)
+        or several
+        or plan["settings"]["fp16"]
+        or mesh.get("pipeline", 1) > 1
+        or mesh.get("tensor", 1) > 1
+        or not _is_of_ours(plan, given)
+    ):
+        return []
+    title = "gradients freed in the backward pass" + (", whose norm is not clipped" if clips else "")
+    return [Change(title=title, settings={IN_BACKWARD: True, **({CLIPPING: 0.0} if clips else {})})]
+
+
+def _is_of_ours(plan: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Returns whether the trainer runs the passes of a step itself: not DeepSpeed, nor transformers' trainer."""
+    return plan["strategy"] != "DeepSpeedZero" and not str(given.get("trainer")).endswith("HFTrainer")
 
 
 def _largest_phase(rank: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -204,6 +256,8 @@ def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
     given = {name: value for name, value in optimizer.items() if value is not None}
     if given.get("no_decay") == _DECAYED:
         del given["no_decay"]
+    for kernel in ("fused", "foreach"):
+        given.pop(kernel, None)
     decay, (beta1, beta2) = given.pop("weight_decay", None), given.pop("betas", (0.9, 0.999))
     if given:
         return []
@@ -211,8 +265,12 @@ def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
     usual = {"adam_beta1": beta1, "adam_beta2": beta2} | ({} if decay is None else {"weight_decay": decay})
     arguments = "{}" if decay is None else f"{{weight_decay: {decay}}}"
     return [
-        Change(title="8-bit AdamW", settings={"optim": "adamw_8bit", **usual}, of_main={_FACTORY: "null"}),
-        Change(title="Adafactor", of_main={_FACTORY: f"!partial:forgather.ml.optim:adafactor {arguments}"}),
+        Change(title=EIGHT_BITS, settings={"optim": "adamw_8bit", **usual}, of_main={_FACTORY: "null"}),
+        Change(title=EIGHT_BITS, settings={"optim": "adamw_torch_8bit", **usual}, of_main={_FACTORY: "null"}),
+        Change(
+            title="Adafactor, another optimizer",
+            of_main={_FACTORY: f"!partial:forgather.ml.optim:adafactor {arguments}"},
+        ),
     ]
 
 
@@ -254,7 +312,9 @@ def _line(way: Mapping[str, Any]) -> str:
     over = f", {format_size(least - available)} too much" if least > available else ""
     whole = f"it needs {need} of {format_size(available)}"
     seconds = way["seconds"]
+    host = f", and {format_size(way['host_bytes'])} of the host" if way.get("host_bytes") else ""
     time = "" if seconds is None else f"; a step takes {seconds['low']:.3g} s to {seconds['high']:.3g} s"
     return (
-        f"{way['title']}: {way['verdict']}{over}. The planned peak is {format_size(way['peak_bytes'])}; {whole}{time}"
+        f"{way['title']}: {way['verdict']}{over}. The planned peak is {format_size(way['peak_bytes'])}; {whole}{host}"
+        f"{time}"
     )

@@ -33,6 +33,7 @@ from forgather.project.checks.quantized_model import check_quantized_model
 from forgather.project.checks.root_settings import check_missing_run, check_root_settings
 from forgather.project.checks.run_requirements import check_run_requirements
 from forgather.project.checks.setting_rules import check_settings
+from forgather.project.checks.stream_shards import check_stream_shards
 from forgather.project.checks.streamed_rows import check_streamed_rows
 from forgather.project.checks.subject import Subject
 from forgather.project.checks.template_notes import check_template_notes
@@ -59,7 +60,7 @@ NO_EFFECT = "FG233"
 SUSPICIOUS_SCALAR = "FG222"
 """The error code of a string that looks like a number, a boolean or null."""
 # The constructed objects report these again, so that a run need not print the findings twice.
-_REPORTED_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
+_REPORTED_BY_THE_RUN = frozenset({"FG796", "FG825", "FG440", "FG848"})
 _MISSING_FILE = "FG456"
 _DATA_SOURCES = "forgather.ml.data:"
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
@@ -71,6 +72,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_packed_rows,
     check_divided_rows,
     check_streamed_rows,
+    check_stream_shards,
     check_quantized_model,
     check_adapted_modules,
     check_lightning_words,

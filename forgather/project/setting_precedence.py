@@ -18,7 +18,8 @@ from forgather.config.path import Key
 from forgather.config.traverse import all_nodes, replace_nodes
 from forgather.config.yaml.merge import overriding
 from forgather.errors import ForgatherError
-from forgather.rules import Rules, shipped_rules
+from forgather.project.constructor_rules import rules_of
+from forgather.rules import Rules
 from forgather.source import Origin
 
 # Ranks before and after those of all templates: the command line, and an unknown origin.
@@ -117,7 +118,7 @@ def _settable_path(graph: Graph, text: str) -> str:
 
 
 def _rules(node: Call) -> Rules | None:
-    known = shipped_rules().get(node.constructor)
+    known = rules_of(node.constructor)
     return known[0] if known and known[0].renamed else None
 
 

@@ -77,7 +77,8 @@ class TrainerArguments:
             given = self.plain("data_parallel_size")
             return given if isinstance(given, int) else 1
         for size in sizes:
-            processes //= size if isinstance(size, int) else 1
+            # A size below 1 is a mistake of its own.
+            processes //= size if isinstance(size, int) and size > 0 else 1
         return max(1, processes)
 
     def path(self, name: str) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from forgather.config.graph import Graph, Mapped, Node, Scalar
+from forgather.project.constructor_rules import rules_of
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.rule_conditions import UNKNOWN
-from forgather.rules import shipped_rules
 
 
 def processes_per_machine(graph: Graph) -> int | str:
@@ -32,7 +32,7 @@ def processes_from_sizes(graph: Graph) -> int | None:
     arguments = trainer_arguments(graph)
     if arguments is None:
         return None
-    for known in shipped_rules().get(arguments.call.constructor, ()):
+    for known in rules_of(arguments.call.constructor):
         if "layout" in known.computed:
             written = {str(entry.key): _plain_value(entry.value) for entry in arguments.call.kwargs}
             asked = known.complete(written)["processes"]

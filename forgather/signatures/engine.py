@@ -170,6 +170,7 @@ class Engine:
             gives=self._return_annotation(first) if same else Annotation(""),
             callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
             other_names=self._other_names(first) if same and isinstance(first, Class) else (),
+            defined_as=first.place if same and isinstance(first, Class | Function) else "",
         )
 
     def _return_annotation(self, thing: Thing) -> Annotation:

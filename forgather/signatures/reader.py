@@ -229,6 +229,7 @@ def _as_plain_data(answer: Callee | Unknown) -> dict[str, Any]:
         "gives": _plain_annotation(answer.gives),
         "callable": answer.callable_instance,
         "other_names": list(answer.other_names),
+        "defined_as": answer.defined_as,
         "signatures": [
             [
                 [p.name, int(p.kind), _plain_default(p.default), _plain_annotation(p.annotation)]
@@ -269,6 +270,7 @@ def _restored(facts: dict[str, Any]) -> Callee | Unknown:
         gives=_annotation(facts["gives"], known) or Annotation(""),
         callable_instance=facts["callable"],
         other_names=tuple(facts["other_names"]),
+        defined_as=facts["defined_as"],
     )
 
 

@@ -68,6 +68,8 @@ class Callee(NamedTuple):
         gives: the annotation of the result of a call.
         callable_instance: whether the result of a call is callable; None if this is unknown.
         other_names: further keywords that a class accepts by its `attribute_map`, as configs of transformers do.
+        defined_as: the module and the qualified name of the definition ("torch.optim.adamw:AdamW"), wherever else the
+            constructor may be imported from; "" if several definitions are possible.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Callee(NamedTuple):
     gives: Annotation = NO_ANNOTATION
     callable_instance: bool | None = None
     other_names: tuple[str, ...] = ()
+    defined_as: str = ""
 
 
 class Unknown(NamedTuple):

@@ -137,6 +137,11 @@ class Class:
         return f"{self.outer.name}.{self.node.name}" if self.outer else self.node.name
 
     @property
+    def place(self) -> str:
+        """The module and the qualified name, as in "torch.nn:Linear"."""
+        return f"{self.module.name}:{self.name}"
+
+    @property
     def body(self) -> Block | Parsed:
         """The statements in the body of the class."""
         return body_of(self.node)
@@ -162,6 +167,11 @@ class Function:
     def name(self) -> str:
         """The name of the function."""
         return self.node.name
+
+    @property
+    def place(self) -> str:
+        """The module and the qualified name, as in "json:loads"."""
+        return f"{self.home.place}.{self.name}" if self.home else f"{self.module.name}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

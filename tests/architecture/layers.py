@@ -11,7 +11,7 @@ foundation:
     bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
     rule_conditions
     accumulation
-    whole_rows cache_file errors parallel_sizes shown_secrets
+    whole_rows cache_file errors parallel_sizes ring_models shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt parameter_settings requirements
     rules
@@ -93,7 +93,8 @@ verification:
 project:
     project.checks project.dependencies
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
-    project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
+    project.constructor_rules project.run_facts
+    project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.data_targets project.fault_tolerance project.git_repository
     project.metadata project.path_display project.reference project.starters project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
@@ -106,6 +107,7 @@ project:
     project.checks.import_check
     project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
+    project.checks.stream_shards
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing project.origin_labels
@@ -197,8 +199,8 @@ processes:
     distributed.peer planned_model
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
-    data.shards
-    data.line_parts
+    data.file_content data.row_guard data.shards
+    data.line_parts data.read_log
     data.block_packer data.dataset_shards data.parquet_shards data.virtual_streams
     data.json_rows data.row_stream
     data.text_streams
@@ -221,13 +223,13 @@ data:
 losses and models:
     activation_budget activation_offloading batch_sizes varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim
-    attention_inputs classifiers context_attention loss_terms reward_function rewards vocabulary_slice
+    attention_inputs classifiers context_attention ring_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
     deferred_head linear_loss
     loss_kernels
     loss_path
     losses preference_metrics
-    entity_metrics label_metrics preference_rules task text_metrics
+    context_ring entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
     preference_losses
     distillation
@@ -261,7 +263,7 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
+    strategy.base strategy.ddp_buckets strategy.fake_caches strategy.initial_room strategy.deepspeed_settings strategy.deepspeed_values strategy.fsdp_objects strategy.fsdp_precision strategy.gradients strategy.input_sizes strategy.meta_model strategy.optimizer_step strategy.topology
     strategy.backward_update strategy.counter_draws strategy.unset_tensors
     strategy.fill_record
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
@@ -284,10 +286,10 @@ trainers:
     trainer.rate_scale trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.device_copies trainer.length_groups trainer.row_order
     trainer.arguments trainer.bad_rows trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
-    trainer.loader_options trainer.stream_windows
+    trainer.loader_options trainer.row_content trainer.shard_facts trainer.stream_windows
     trainer.synchronization
     trainer.data_changes trainer.rank_streams trainer.row_checks trainer.row_dispatch
-    trainer.stream_batches
+    trainer.stream_batches trainer.stream_choice
     trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions trainer.save_clock trainer.weight_average
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.model_source trainer.parallel_arguments trainer.reference trainer.step_guard

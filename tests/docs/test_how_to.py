@@ -20,6 +20,7 @@ SLOW = (
         "control",
         "doctor",
         "export",
+        "long_rows",
         "memory",
         "metrics",
         "model_and_loss",

@@ -4,16 +4,17 @@ import pytest
 from rich.console import Console
 
 from forgather.ml.callbacks import ProgressCallback
+from forgather.ml.callbacks.progress import EvaluationPace
 from tests.ml.callback_scene import arguments, control, state
 
 STEP = {"loss": 2.5, "learning_rate": 3e-4, "grad_norm": 0.8123, "tokens_per_second": 12345.0, "memory_bytes": 1}
 
 
-def shown(*, live, scene=lambda callback: None, **changes):
+def shown(*, live, scene=lambda callback: None, torch_compile=False, **changes):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=live, width=140, color_system=None, legacy_windows=False)
     callback = ProgressCallback(console)
-    args = arguments(".")
+    args = arguments(".", torch_compile=torch_compile)
     callback.on_train_begin(args, state(**changes), control())
     scene(callback)
     callback.on_train_end(args, state(10, **changes), control())
@@ -41,6 +42,62 @@ def test_without_a_terminal_each_log_is_one_plain_line():
     assert len(lines) == 2
     assert lines[0].startswith("step  5/10  loss 2.5000  lr 3.00e-04  grad norm 0.8123  tok/s 12.35k  left ")
     assert lines[1] == "step  5/10  eval loss 2.2500  eval accuracy 0.5000"
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_without_a_terminal_a_long_evaluation_prints_lines_at_the_pace_of_the_log():
+    clock = Clock()
+
+    def pass_batches(callback, loader, seconds):
+        for _ in range(40):
+            clock.now += seconds
+            callback.on_prediction_step(arguments("."), state(5), control(), eval_dataloader=loader)
+
+    def scene(callback):
+        callback._pace = EvaluationPace(clock)
+        for step in (3, 5):
+            clock.now += 20
+            log(callback, step, STEP)
+        pass_batches(callback, range(40), 1)
+        callback.on_evaluate(arguments("."), state(5), control(), metrics={})
+        # Half as long between two log lines, and the time of the evaluation does not count.
+        clock.now += 10
+        log(callback, 6, STEP)
+        pass_batches(callback, iter(range(40)), 1)
+
+    lines = [line for line in shown(live=False, scene=scene).splitlines() if "loss" not in line]
+    assert lines == [
+        "step  5/10  evaluating batch 21/40  left 19.0 s",
+        *(f"step  5/10  evaluating batch {number}" for number in (11, 21, 31)),
+    ]
+
+
+def test_several_evaluation_sets_share_the_pace_and_a_short_evaluation_prints_nothing():
+    clock = Clock()
+
+    def scene(callback):
+        callback._pace = EvaluationPace(clock)
+        for loader in (range(6), range(7), range(8)):
+            for _ in loader:
+                clock.now += 0.9
+                callback.on_prediction_step(arguments("."), state(5), control(), eval_dataloader=loader)
+
+    assert shown(live=False, scene=scene).splitlines() == ["step  5/10  evaluating batch 7/7"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_run_that_compiles_says_so_before_its_first_step(live):
+    assert "compil" not in shown(live=live)
+    first = shown(live=live, torch_compile=True).splitlines()[0]
+    assert "compiling the model (torch_compile): the first step takes longer" in first
 
 
 def test_on_a_terminal_there_is_a_bar_and_evaluations_are_lines_above_it():

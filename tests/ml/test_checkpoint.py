@@ -1,6 +1,7 @@
 """Checkpoints are complete or invisible, verified, free of pickle, and kept when they matter."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -22,7 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.ml import Trainer
+from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trainer, TrainingArguments
 from forgather.ml.checkpoint import (
     LocalStorage,
     Retention,
@@ -43,6 +44,7 @@ from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.trainer.run_start import checkpoint_to_resume
+from forgather.ml.trainer.snapshot import WITHOUT_INFLUENCE
 from tests.ml.fixtures import Regression, assert_same_weights, regression_rows, rows, tiny_llama, weights
 from tests.reliability.faults import Faulty, Refusal
 
@@ -508,8 +510,41 @@ def test_the_manifest_tells_versions_layout_and_a_digest_of_the_settings(setting
         return facts["config"]
 
     first = digest("a")
-    assert first == digest("b", resume_from_checkpoint="auto", run_name="other")
+    assert first == digest("b", resume_from_checkpoint="auto", run_name="other", dispatch_rows=False)
     assert first != digest("c", learning_rate=0.5)
+
+
+COMPUTED = frozenset(
+    """
+    accelerate_config accelerator_args accumulate_grad_batches activation_memory_budget activation_offloading
+    adam_beta1 adam_beta2 adam_epsilon async_save auto_find_batch_size bad_rows bad_step_policy
+    batch_eval_metrics bf16 bf16_stochastic_round checkpoint_sequential context_parallel_method
+    context_parallel_size data_parallel_size data_seed data_streams dataloader_drop_last dataloader_num_workers
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_gradient_as_bucket_view
+    ddp_static_graph deepspeed ema_decay ema_evaluate ema_every ema_update_after_step eval_delay
+    eval_full_logits eval_on_start eval_steps eval_strategy fp16 fp8 fp8_emulate fp8_exclude freeze fsdp
+    fsdp_config generation_max_length generation_max_new_tokens generation_max_samples global_batch_size
+    gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs greater_is_better
+    include_for_metrics include_num_input_tokens_seen initial_weights keep_every_n_steps label_smoothing_factor
+    layer_lr_decay learning_rate liger_kernel_config linear_cross_entropy linear_cross_entropy_chunk_size
+    load_best_model_at_end logging_first_step logging_steps logging_strategy loraplus_lr_embedding
+    loraplus_lr_ratio lr_scheduler_kwargs lr_scheduler_type max_bad_steps max_grad_norm max_steps
+    metric_for_best_model neftune_noise_alpha num_train_epochs optim optimizer_in_backward overlap_grad_reduce
+    parameter_groups per_device_eval_batch_size per_device_train_batch_size pipeline_chunks
+    pipeline_parallel_size predict_with_generate remove_unused_columns restore_callback_states_from_checkpoint
+    save_minutes save_on_best save_only_model save_steps save_strategy save_top_k save_total_limit
+    schedule_class seed shuffle_order spike_threshold spike_window split_spec stages_per_rank strict
+    tensor_parallel_size tf32 torch_compile torch_compile_backend torch_compile_mode torch_compile_regions
+    tp_plan train_sampling_strategy use_cpu use_liger_kernel warmup_steps weight_decay z_loss_coefficient
+    """.split()
+)
+
+
+def test_each_setting_is_part_of_the_digest_of_a_run_or_known_to_have_no_influence():
+    kinds = (TrainingArguments, AccelTrainingArguments, PipelineTrainingArguments)
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert COMPUTED | WITHOUT_INFLUENCE == names
+    assert not COMPUTED & WITHOUT_INFLUENCE
 
 
 def test_the_manifest_lists_every_file(saved):

@@ -13,7 +13,7 @@ from forgather.cli.plan_find import _lines as plan_find_lines
 from forgather.errors import PlanError
 from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.finding import VERIFIED, Found, Search, find
-from forgather.launch.planning import Device
+from forgather.launch.planning import Device, traced_plan
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.ml.planner import rank_trace
 from forgather.ml.planner.planned_batches import planned_batches
@@ -68,6 +68,28 @@ def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
     capsys.readouterr()
     assert 1 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best"])
     assert "error[FG993]: 'best' exists already" in capsys.readouterr().err
+
+
+@pytest.mark.matrix
+def test_ways_that_divide_the_positions_of_rows_stay_among_themselves(bench):
+    overrides = [("+trainer_args.context_parallel_size", "2")]
+    project = Project("several", trust=True, overrides=overrides)
+    found = find(project, Search(gpus=2, nodes=1, device=BOX, rows=2, by="memory"))
+    ends = (", recomputed", " without recomputation")
+    ways = ("DDP, rows over 2", "FSDP2, rows over 2", "FSDP2, not resharded, rows over 2")
+    offloaded = [f"{one}, offloaded" for one in ways[1:]]
+    assert {f"{one}{end}" for one in (*ways, *offloaded) for end in ends} == {cell.title for cell in found.cells}
+    assert [] == [cell for cell in found.cells if cell.reason]
+    # Two ranks read the same rows: one replica has both rows of the update.
+    assert {(1, 2), (2, 1)} == {(cell.rows, cell.micro_batches) for cell in found.ranking}
+    assert {2} == {cell.settings["context_parallel_size"] for cell in found.cells}
+    search = Search(gpus=2, nodes=1, device=BOX, rows=2)
+    with pytest.raises(PlanError, match="FG993"):
+        write_best(project, found, search, "x.json", "accelerate")
+    _, best = write_best(project, found, search, "divided", "config")
+    planned, _ = traced_plan(Project("divided", trust=True), gpus=2, nodes=1, device_type="cuda")
+    assert (True, 2) == (best.is_verified, planned["mesh"]["context"]), planned["mesh"]
+    assert max(phase["num_bytes"] for phase in planned["ranks"][0]["phases"]) == sum(size for _, size in best.largest)
 
 
 def test_ctrl_c_leaves_the_ranking_of_what_was_planned(bench, capsys, monkeypatch):
@@ -301,8 +323,8 @@ def test_a_leaf_undoes_a_pipeline_and_keeps_values_that_are_set(bench):
         ),
         (
             "several",
-            ["--hardware", "box.json", "--set", "+trainer_args.context_parallel_size=2"],
-            "context_parallel_size is 2, and --find searches only ways without it",
+            ["--hardware", "box.json", "--gpus", "3", "--set", "+trainer_args.context_parallel_size=2"],
+            "context_parallel_size is 2, and 3 devices cannot be divided by it",
         ),
     ],
 )

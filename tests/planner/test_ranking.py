@@ -195,3 +195,21 @@ def test_a_choice_in_the_words_of_other_tools():
     hybrid = next(one.settings for one in choices(4, 2, {}) if "hybrid" in one.title)
     assert foreign_text("arguments", hybrid, 2, 3, **sizes) is None
     assert [None] * 3 == [foreign_text(form, found["tensor 2 x FSDP2, recomputed"], 2, 3, **sizes) for form in FORMS]
+
+
+def test_a_search_keeps_the_division_of_rows():
+    given = {"context_parallel_size": 2, "fsdp_config": {"wrap_embeddings": False}}
+    found = {choice.title.removesuffix(", recomputed"): choice for choice in choices(8, 1, given) if choice.recomputes}
+    assert {
+        *(f"FSDP2{kind}, rows over 2{end}" for kind in ("", ", not resharded") for end in ("", ", offloaded")),
+        "DDP, rows over 2",
+        *(f"tensor {size} x FSDP2, rows over 2{end}" for size in (2, 4) for end in ("", ", offloaded")),
+        *(f"tensor {size} x DDP {8 // size}, rows over 2" for size in (2, 4)),
+    } == set(found)
+    # Two ranks read the same rows; a tensor slice of all eight devices leaves none to divide them.
+    assert {4, 2, 1} == {choice.replicas for choice in found.values()}
+    assert {2} == {choice.settings["context_parallel_size"] for choice in found.values()}
+    # The written leaf keeps what the config has.
+    assert "context_parallel_size" not in changes(found["DDP, rows over 2"], (1, 1), given)
+    assert 1 == changes(choices(8, 1, {})[0], (1, 1), given)["context_parallel_size"]
+    assert () == choices(3, 1, given)

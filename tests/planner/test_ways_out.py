@@ -36,19 +36,47 @@ ACCEL = {"trainer": "forgather.ml:AccelTrainer"}
 SHARDS = {"replicate": 1, "shard": 2}
 BOTH = "weights sharded by FSDP2, in host memory"
 EVAL = "evaluation of one row at a time"
+OFFLOAD, WHOLE = "activations in host memory", "layers recomputed as a whole"
+FREED = "gradients freed in the backward pass"
+UNCLIPPED = f"{FREED}, whose norm is not clipped"
+EIGHT, OTHER = "8-bit AdamW, which rounds its state", "Adafactor, another optimizer"
+# What a run may have that the cases below are not about.
+USED = {"activation_offloading": True, "optimizer_in_backward": True}
 FSDP, HOST, ZERO = "weights sharded by FSDP2", "weights and optimizer in host memory", "ZeRO 3"
+
+
+BOTH_SMALLER = ["smaller micro-batches", "recomputed activations"]
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({}, ["smaller micro-batches", "recomputed activations", "bfloat16"]),
-        ({"per_device_train_batch_size": 1, "fp16": True}, ["recomputed activations"]),
-        ({"gradient_checkpointing": True, "bf16": True}, ["smaller micro-batches"]),
-        ({"given": {"accumulate_grad_batches": {0: 2}}, "bf16": True}, ["recomputed activations"]),
-        ({"largest": "evaluation", "gradient_checkpointing": True}, [EVAL, "smaller micro-batches", "bfloat16"]),
+        ({}, ["smaller micro-batches", "recomputed activations", OFFLOAD, UNCLIPPED, "bfloat16"]),
+        ({"device": "cpu"}, ["smaller micro-batches", "recomputed activations", UNCLIPPED, "bfloat16"]),
+        ({"given": USED}, ["smaller micro-batches", "recomputed activations", "bfloat16"]),
+        ({"per_device_train_batch_size": 1, "fp16": True}, ["recomputed activations", OFFLOAD]),
+        ({"gradient_checkpointing": True, "bf16": True, "given": USED}, ["smaller micro-batches"]),
+        ({"given": {"accumulate_grad_batches": {0: 2}}, "bf16": True}, ["recomputed activations", OFFLOAD]),
+        ({"gradient_accumulation_steps": 2, "bf16": True, "given": {"activation_offloading": True}}, BOTH_SMALLER),
+        ({"mesh": {"tensor": 2}, "bf16": True, "given": {"activation_offloading": True}}, BOTH_SMALLER),
+        ({"mesh": {"pipeline": 2}, "bf16": True, "given": {"pipeline_chunks": 4}}, [*BOTH_SMALLER, OFFLOAD]),
+        ({"strategy": "DeepSpeedZero", "bf16": True}, BOTH_SMALLER),
+        ({"given": {"trainer": "forgather.ml:HFTrainer"}, "bf16": True}, BOTH_SMALLER),
+        ({"given": {"max_grad_norm": 0}, "bf16": True}, [*BOTH_SMALLER, OFFLOAD, FREED]),
         (
-            {"largest": "evaluation", "given": {"per_device_eval_batch_size": 1}, "gradient_checkpointing": True},
+            {"given": {**USED, "gradient_checkpointing_kwargs": {"mode": "selective"}}, "gradient_checkpointing": True},
+            ["smaller micro-batches", WHOLE, "bfloat16"],
+        ),
+        (
+            {"largest": "evaluation", "given": USED, "gradient_checkpointing": True},
+            [EVAL, "smaller micro-batches", "bfloat16"],
+        ),
+        (
+            {
+                "largest": "evaluation",
+                "given": {**USED, "per_device_eval_batch_size": 1},
+                "gradient_checkpointing": True,
+            },
             ["smaller micro-batches", "bfloat16"],
         ),
     ],
@@ -84,36 +112,49 @@ def test_a_change_is_one_that_the_run_does_not_use(options, found):
 )
 def test_what_can_be_divided_further_is(options, found):
     used = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True}
-    assert found == titles(**used, **options)
+    assert found == titles(**used, **{**options, "given": {**USED, **options["given"]}})
 
 
 def test_a_smaller_optimizer_keeps_decay_and_betas():
     plan = {"settings": {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True, "fp16": False}}
-    eight, factor = changes_of(
-        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, ADAMW
-    )
+    whole = {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}
+    eight, other, factor = changes_of(whole, USED, {**ADAMW, "fused": True})
+    # Two libraries have it.
+    assert ("adamw_torch_8bit", eight.title) == (other.settings["optim"], other.title)
     assert {"optim": "adamw_8bit", "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95} == eight.settings
     assert {"optimizer_factory": "null"} == eight.of_main
     assert "adafactor {weight_decay: 0.1}" in factor.of_main["optimizer_factory"]
     assert eight.sets & factor.sets
     # The trainer's own weight decay stays where the factory gives none; other arguments cannot be carried over.
-    eight, factor = changes_of(
-        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, {"betas": None}
-    )
+    eight, _, factor = changes_of(whole, USED, {"betas": None})
     assert {"optim": "adamw_8bit", "adam_beta1": 0.9, "adam_beta2": 0.999} == eight.settings
     assert factor.of_main["optimizer_factory"].endswith("adafactor {}")
-    assert [] == changes_of(
-        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, {"lr": 0.1}
-    )
+    assert [] == changes_of(whole, USED, {"lr": 0.1})
     both = titles(per_device_train_batch_size=1, optimizer=None)
-    assert "Adafactor" not in both
+    assert OTHER not in both
+
+
+def test_a_change_that_needs_another_setting_sets_it():
+    plan = {"settings": {"per_device_train_batch_size": 1, "gradient_checkpointing": False, "bf16": True}}
+    plan |= {"mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}
+    plan["settings"]["fp16"] = False
+    recomputed, offloaded, freed = changes_of(plan, {"activation_memory_budget": 0.5}, None)
+    # Both decide what a compiled block keeps, and a norm is known only after the backward pass.
+    assert {"gradient_checkpointing": True, "activation_memory_budget": None} == recomputed.settings
+    assert {"activation_offloading": True} == offloaded.settings
+    assert {"optimizer_in_backward": True, "max_grad_norm": 0.0} == freed.settings
+    plan["settings"]["gradient_checkpointing"] = True
+    given = {**USED, "gradient_checkpointing_kwargs": {"mode": "selective", "preserve_rng_state": False}}
+    (whole,) = changes_of(plan, given, None)
+    assert {"gradient_checkpointing_kwargs": {"mode": "full", "preserve_rng_state": False}} == whole.settings
 
 
 def test_a_fused_adamw_is_a_way_out_of_an_optimizer_step_on_a_gpu():
     used = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True}
     fused = "fused AdamW, without a copy of the weights"
     whole = {**ADAMW, "no_decay": ["bias", "norm"]}
-    assert [fused, "8-bit AdamW", "Adafactor"] == titles(optimizer=whole, **used)
+    used["given"] = USED
+    assert [fused, EIGHT, EIGHT, OTHER] == titles(optimizer=whole, **used)
     others = [{"at": "backward pass"}, {"device": "cpu"}, {"optimizer": {**whole, "fused": True}}, {"optimizer": None}]
     assert not any(fused in titles(**{"optimizer": whole, **used, **other}) for other in others)
     # What leaves other weights out of the decay cannot be said with `optim`.
@@ -150,3 +191,5 @@ def test_what_fits_comes_first_and_what_cannot_be_used_last():
     assert "  --set 'a.may=x y'" == lines[1]
     assert lines[2].startswith("near: does not fit, 1.0 GiB too much")
     assert not any("refused" in line for line in lines)
+    (line, _) = way_lines([way("moved", 9 * GIB, Verdict.FITS, host_bytes=2 * GIB).as_data()])
+    assert line.endswith("it needs 9.0 GiB to 10.0 GiB of 10.0 GiB, and 2.0 GiB of the host")

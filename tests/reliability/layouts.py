@@ -4,6 +4,7 @@ Takes the name of a layout; gives what its strategy holds after some steps. Keep
 in every layout.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -35,8 +36,8 @@ TIED = functools.partial(
 )  # fmt: skip
 
 
-def _built(strategy):
-    strategy.build(recipe(TIED, optimizer=groups))
+def _built(strategy, **method):
+    strategy.build(dataclasses.replace(recipe(TIED, optimizer=groups), **method))
     strategy.build_optimizer()
     return strategy
 
@@ -45,8 +46,8 @@ def single(world):
     return _built(SingleDevice(environment(), use_cpu=True))
 
 
-def copies(world, context=1):
-    return _built(DataParallel(environment(), Layout.for_world(world, context=context), use_cpu=True))
+def copies(world, context=1, **method):
+    return _built(DataParallel(environment(), Layout.for_world(world, context=context), use_cpu=True), **method)
 
 
 def shards(world, shard_size=None, tensor=1, context=1):
@@ -84,6 +85,7 @@ LAYOUTS = {
     "TP 2": (2, functools.partial(shards, tensor=2)),
     "FSDP2 x TP 2x2": (4, functools.partial(shards, tensor=2)),
     "CP 2": (2, functools.partial(copies, context=2)),
+    "CP ring 2": (2, functools.partial(copies, context=2, context_method="ring")),
     "FSDP2 x CP 2x2": (4, functools.partial(shards, context=2)),
     "PP 2": (2, stages),
     "DP x PP 2x2": (4, functools.partial(stages, data=2)),

@@ -40,7 +40,7 @@ QUICK = [
     ("single", "ZeRO-3"),
     ("FSDP2 2", "PP 2"),
     ("TP 2", "DDP 2"),
-    ("FSDP2 x CP 2x2", "CP 2"),
+    ("FSDP2 x CP 2x2", "CP ring 2"),
     ("HSDP 2x2", "ZeRO-1"),
 ]
 

@@ -1,4 +1,7 @@
-"""Training progress: live bars on a terminal, and one plain line per log on any other output."""
+"""Training progress: live bars on a terminal; plain lines on any other output.
+
+There is one line per log. A long evaluation prints lines at the pace of the last log lines, at most one in ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from forgather.ml.callbacks.output_target import report_only, shared_console
 from forgather.ml.number_format import evaluation_titles, format_count, format_duration, format_number
 
 _REFRESH_SECONDS = 0.1
+_LEAST_SECONDS = 10.0
+"""Units: seconds. The least time between two lines of an evaluation: most evaluations take less, and print none."""
 # (minimum width of the terminal, width of the bar); below the last one there is neither a bar nor the elapsed time.
 _BARS = ((120, 24), (70, 8))
 # (metric, label, format) in the order of a line; of several metrics with one label, the first that is logged is shown.
@@ -38,7 +43,8 @@ _DROPPABLE = ("grad norm", "MFU", "tok/s", "samples/s", "lr")
 class ProgressCallback(TrainerCallback):
     """A callback that shows steps, loss, learning rate, tokens per second and the remaining time.
 
-    An evaluation has a separate bar. Only the main process shows anything.
+    An evaluation has a separate bar or lines. A run that compiles its model says so before its first step, which then
+    takes long. Only the main process shows anything.
 
     Args:
         console: the console that is written to, or None for standard output.
@@ -53,12 +59,16 @@ class ProgressCallback(TrainerCallback):
         self._evaluation: TaskID | None = None
         self._shown_at = 0.0
         self._begin = (0.0, 0)
+        self._pace = EvaluationPace()
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows the training bar, which starts at the step from which a resumed run continues."""
         self._begin = (time.monotonic(), state.global_step)
+        self._pace = EvaluationPace()
         if state.is_world_process_zero:
+            if getattr(args, "torch_compile", False):
+                self._say("compiling the model (torch_compile): the first step takes longer")
             self._start_bars()
             if self._bars is not None:
                 done = min(state.global_step, state.max_steps)  # max_steps may have been lowered
@@ -100,16 +110,20 @@ class ProgressCallback(TrainerCallback):
             self._bars.update(self._train, facts=facts, completed=state.global_step)
         else:
             self._say(f"{_step_label(state)}  {facts}{self._time_left(state, logs)}")
+            if "loss" in logs:
+                self._pace.log()
 
     @report_only
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Advances the evaluation bar by one batch; the first batch shows the bar."""
+        """Advances the evaluation bar by one batch, or prints a line if none was printed for long."""
         if not state.is_world_process_zero:
             return
         self._start_bars()
         if self._bars is None:
+            if (progress := self._pace.add_batch(eval_dataloader)) is not None:
+                self._say(f"{_step_label(state)}  {progress}")
             return
         if self._evaluation is None:
             # A stream has no length; the bar then counts without an end.
@@ -163,6 +177,7 @@ class ProgressCallback(TrainerCallback):
             atexit.unregister(self._stop_bars)
 
     def _end_evaluation(self) -> None:
+        self._pace.end_evaluation()
         if self._bars is not None and self._evaluation is not None:
             self._bars.remove_task(self._evaluation)
             self._evaluation = None
@@ -179,6 +194,68 @@ class ProgressCallback(TrainerCallback):
 
     def _say(self, line: str) -> None:
         (self.console or shared_console()).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class EvaluationPace:
+    """Decides when an evaluation prints a line: at the pace of the last log lines of the training.
+
+    Args:
+        clock: a function that returns the time.
+
+    Units:
+        seconds.
+
+    Example:
+        >>> times = iter([0.0, 30.0, 40.0, 60.0, 80.0])
+        >>> pace, loader = EvaluationPace(clock=lambda: next(times)), range(4)
+        >>> pace.log(), pace.log()
+        (None, None)
+        >>> [pace.add_batch(loader) for _ in range(3)]
+        [None, None, 'evaluating batch 3/4  left 20.0 s']
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds = _LEAST_SECONDS
+        self._logged_at: float | None = None
+        self._loader: Any = None
+        self._batches = 0
+        self._began = self._shown_at = 0.0
+
+    def log(self) -> None:
+        """Takes note that the training has printed a line."""
+        now = self._clock()
+        if self._logged_at is not None:
+            self._seconds = max(now - self._logged_at, _LEAST_SECONDS)
+        self._logged_at = now
+
+    def add_batch(self, loader: Any) -> str | None:
+        """Counts a batch of an evaluation, and returns the text of a line if one is due.
+
+        Args:
+            loader: the loader of the evaluation set, which may have a length.
+        """
+        now = self._clock()
+        if not self._batches or loader is not self._loader:
+            # Another evaluation set: its batches are counted from the first one.
+            self._shown_at = self._shown_at if self._batches else now
+            self._loader, self._batches, self._began = loader, 0, now
+        self._batches += 1
+        if now - self._shown_at < self._seconds:
+            return None
+        self._shown_at = now
+        # A stream has no length, and answers may be generated after the batches.
+        total = len(loader) if hasattr(loader, "__len__") else 0
+        if self._batches > total:
+            return f"evaluating batch {self._batches}"
+        left = (now - self._began) / max(self._batches - 1, 1) * (total - self._batches)
+        return f"evaluating batch {self._batches}/{total}" + (f"  left {format_duration(left)}" if left else "")
+
+    def end_evaluation(self) -> None:
+        """Takes note that the evaluation has ended. Its time does not count between two log lines."""
+        self._batches, self._loader = 0, None
+        if self._logged_at is not None:
+            self._logged_at = self._clock()
 
 
 def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:

@@ -6,6 +6,7 @@ Takes a streamed data set of `datasets`; gives its own shards, which usually are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import xxhash
 from torch.utils.data import _utils
 
+from forgather.ml.data.file_content import file_stamp, sampled_digest
 from forgather.ml.data.shards import Offset, Row
 
 
@@ -54,6 +56,15 @@ def _shuffle_digest(examples: Any) -> str:
     return xxhash.xxh3_64_hexdigest(repr(states).encode()) if states else ""
 
 
+def _named_files(dataset: Any) -> list[str]:
+    """Returns the files and addresses that a data set of `datasets` reads, in the order of its shards."""
+    kwargs = [getattr(one, "kwargs", None) or {} for one in parts_of(getattr(dataset, "_ex_iterable", None))]
+    values = (value for given in kwargs for value in given.values())
+    named = (one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
+    # A file that is gone still has a name, so a folder in it tells it from other texts.
+    return [text for text in dict.fromkeys(named) if "://" in text or os.path.isabs(text) or os.path.isfile(text)]
+
+
 class DatasetShards:
     """The shards of a `datasets.IterableDataset`.
 
@@ -67,6 +78,7 @@ class DatasetShards:
         examples = getattr(dataset, "_ex_iterable", None)
         self._has_buffer = has_shuffle_buffer(examples)
         self._shuffled_by = _shuffle_digest(examples)
+        self._known_sources: dict[int, list[str]] = {}
 
     @property
     def num_shards(self) -> int:
@@ -81,9 +93,38 @@ class DatasetShards:
         """Returns 1: the sizes of shards are not known."""
         return 1
 
-    def shard_name(self, shard: int) -> str:
-        """Returns the number of the shard."""
+    def recorded_name(self, shard: int) -> str:
+        """Returns the name of a shard that checkpoints compare: those of an earlier release knew no files."""
         return f"shard {shard} of {self.num_shards}"
+
+    def shard_name(self, shard: int) -> str:
+        """Returns the number of the shard, and its file if it has one."""
+        files = [os.path.basename(file) for file in self._sources(shard)]
+        return self.recorded_name(shard) + (f" ({', '.join(files[:2])})" if files else "")
+
+    def content_digest(self, shard: int) -> str:
+        """Returns the sizes of the local files of a shard, and a digest of samples of them; "" if it has none."""
+        files = [file for file in self._sources(shard) if os.path.isfile(file)]
+        return " ".join(f"{os.path.getsize(file)} {sampled_digest(file)}" for file in files)
+
+    def shard_stamp(self, shard: int) -> str:
+        """Returns a text that changes when a file of a shard is written again; "" if it has no file."""
+        stamps = list(map(file_stamp, self._sources(shard)))
+        return "; ".join(stamps) if all(stamps) else ""
+
+    def listing(self) -> list[str]:
+        """Returns the names and sizes of all files, without asking for each shard."""
+        found = _named_files(self._dataset)
+        sizes = [os.path.getsize(file) if os.path.isfile(file) else "unknown" for file in found]
+        files = [f"{os.path.basename(file)}, size {size}" for file, size in zip(found, sizes, strict=True)]
+        return files or [self.recorded_name(shard) for shard in range(self.num_shards)]
+
+    def _sources(self, shard: int) -> list[str]:
+        """Returns the files and addresses of a shard, in the order in which its parts name them."""
+        if shard not in self._known_sources:
+            part = self._dataset.shard(num_shards=self.num_shards, index=shard)
+            self._known_sources[shard] = _named_files(part)
+        return self._known_sources[shard]
 
     def shard_digest(self, shard: int) -> str:
         """Returns a digest of what shuffles the rows of a shard, beside the epoch; "" if nothing does."""

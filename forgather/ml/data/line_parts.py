@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from forgather.ml.data.data_errors import file_unreadable
+from forgather.ml.data.file_content import file_stamp, sampled_digest
 from forgather.ml.data.shards import Offset, Row
 
 _BYTE_PLACE = re.compile(r":@(\d+)")
@@ -97,6 +98,14 @@ class LineParts:
         with open(file, "rb") as stream:
             stream.seek(begin)
             return xxhash.xxh3_64_hexdigest(stream.read(min(_DIGEST_BYTES, end - begin)))
+
+    def content_digest(self, shard: int) -> str:
+        """Returns a digest of samples of a part."""
+        return sampled_digest(*self._parts[shard])
+
+    def shard_stamp(self, shard: int) -> str:
+        """Returns a text that changes when the file of a part is written again."""
+        return file_stamp(self._parts[shard][0])
 
     def open(self, shard: int, offset: Offset = None) -> LineReader:
         """Returns the rows of a part from an offset on.

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.file_content import file_stamp, sampled_digest
 from forgather.ml.data.packing import IGNORED, ROW_COLUMNS, document_positions
 from forgather.ml.data.prepared_manifest import Manifest, Shard, damaged, damaged_shards, other_tokenizer, read_manifest
 from forgather.ml.data.tokenizer import tokenizer_digest
@@ -207,9 +208,9 @@ class PreparedDocuments:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        place = Path(folder).expanduser()
-        self._manifest = read_manifest(place)
-        self._shards = _Shards(place, self._manifest.shards, self._manifest.dtype)
+        self._folder = Path(folder).expanduser()
+        self._manifest = read_manifest(self._folder)
+        self._shards = _Shards(self._folder, self._manifest.shards, self._manifest.dtype)
 
     @property
     def num_shards(self) -> int:
@@ -223,6 +224,15 @@ class PreparedDocuments:
     def shard_name(self, shard: int) -> str:
         """Returns the name of a shard for messages."""
         return self._manifest.shards[shard].file
+
+    def content_digest(self, shard: int) -> str:
+        """Returns the digest of a shard, and samples of what its file holds now."""
+        file = self._manifest.shards[shard].file
+        return f"{self._manifest.shards[shard].xxh3} {sampled_digest(str(self._folder / file))}"
+
+    def shard_stamp(self, shard: int) -> str:
+        """Returns a text that changes when the file of a shard is written again."""
+        return file_stamp(str(self._folder / self._manifest.shards[shard].file))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for shard in range(self.num_shards):

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 _epoch: ContextVar[int] = ContextVar("epoch", default=0)
 
@@ -37,6 +40,27 @@ def reading_epoch(epoch: int) -> Iterator[None]:
     before = _epoch.set(epoch)
     try:
         yield
+    finally:
+        _epoch.reset(before)
+
+
+def next_in_epoch(rows: Iterator[T], epoch: int, default: D) -> T | D:
+    """Returns the next item of an iterator that reads rows, which are those of an epoch.
+
+    Args:
+        rows: the iterator.
+        epoch: the number of the epoch, from 0.
+        default: what is returned if there is no further item.
+
+    Example:
+        >>> epochs = (EpochDataset().epoch for _ in range(2))
+        >>> next_in_epoch(epochs, 2, None), next(epochs)
+        (2, 0)
+    """
+    # Like `with reading_epoch`, without a generator: it is called for each micro-batch.
+    before = _epoch.set(epoch)
+    try:
+        return next(rows, default)
     finally:
         _epoch.reset(before)
 

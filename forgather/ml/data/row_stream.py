@@ -21,13 +21,12 @@ from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.dataset_shards import DatasetShards, is_streamed_dataset
 from forgather.ml.data.line_parts import Line, LineParts, ReadLines, located, with_line_numbers
 from forgather.ml.data.row_epoch import is_block
-from forgather.ml.data.shards import Packer, ShardedRows
+from forgather.ml.data.shards import Packer, ShardedRows, segment_of
 from forgather.ml.data.virtual_streams import (
     Prepare,
     StreamSource,
     automatic_streams,
     even_streams,
-    segment_of,
 )
 from forgather.ml.log import RankLogger
 from forgather.whole_rows import whole_row_hints

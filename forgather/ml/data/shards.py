@@ -37,7 +37,11 @@ class ShardReader(Protocol):
 class ShardedRows(Protocol):
     """Rows that are stored in shards, each of which can be read alone and from any row on.
 
-    The shards and their content must be the same on every process, and in a run that is resumed.
+    The shards and their content must be the same on every process, and in a run that is resumed. Two methods that may
+    be there as well find out that they are not: `content_digest(shard)` returns a digest of samples of the content, and
+    `shard_stamp(shard)` a text that changes when the shard is written again, or "" if that is unknown. With another
+    stamp, or an unknown one, a resumed run reads the rows before its position again and compares them. Without the
+    second method, a position is trusted, and only the block in which the run goes on is compared.
     """
 
     @property
@@ -77,6 +81,13 @@ class Segment:
 
     ids_N: np.ndarray
     labels_N: np.ndarray | None = None
+
+
+def segment_of(row: Row) -> Segment:
+    """Returns a row of tokens as a segment."""
+    labels = row.get("labels")
+    ids = np.asarray(row["input_ids"], dtype=np.int32)
+    return Segment(ids, None if labels is None else np.asarray(labels, dtype=np.int32))
 
 
 @runtime_checkable

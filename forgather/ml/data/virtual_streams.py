@@ -11,13 +11,12 @@ begin of its block (shard, offset, state of the packer) and the number of rows o
 
 from __future__ import annotations
 
-import enum
 import heapq
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,10 @@ import xxhash
 from forgather.errors import ForgatherError
 from forgather.ml.data.data_errors import file_unreadable
 from forgather.ml.data.line_parts import located
+from forgather.ml.data.read_log import RawRows, ReadLog, RowDigests, is_read_again, stamp_of
 from forgather.ml.data.row_epoch import reading_block
-from forgather.ml.data.shards import Offset, Packer, Row, Segment, ShardedRows, ShardReader
+from forgather.ml.data.row_guard import Outcome, RowGuard
+from forgather.ml.data.shards import Offset, Packer, Row, ShardedRows, ShardReader, segment_of
 
 AUTOMATIC = 64
 _MOST_AUTOMATIC = 1024
@@ -149,6 +150,7 @@ class Block:
         packer: the state of the packer; None without one.
         num_bad: the number of bad rows that were left out before this block.
         digest: a digest of the first row of the block; None if it is unknown.
+        raw: digests of what was read of the shard; None if they are unknown.
     """
 
     place: int = 0
@@ -157,6 +159,7 @@ class Block:
     packer: Mapping[str, Any] | None = None
     num_bad: int = 0
     digest: str | None = None
+    raw: RawRows | None = None
 
     def to_state(self) -> dict[str, Any]:
         """Returns the block as numbers, texts, lists and tensors."""
@@ -167,6 +170,7 @@ class Block:
             "packer": None if self.packer is None else dict(self.packer),
             "bad": self.num_bad,
             "digest": self.digest,
+            "raw": None if self.raw is None else asdict(self.raw),
         }
 
     @classmethod
@@ -179,6 +183,7 @@ class Block:
             state["packer"],
             int(state["bad"]),
             state.get("digest"),
+            RawRows(**state["raw"]) if state.get("raw") else None,
         )
 
 
@@ -210,41 +215,6 @@ class StreamSource:
         return dealt(sizes, num_streams, draw)
 
 
-class Outcome(enum.Enum):
-    """What happens after an error of a row."""
-
-    RAISE = "raise"
-    AGAIN = "again"
-    SKIP = "skip"
-
-
-class RowGuard:
-    """Decides what happens after an error of a row. This one raises every error."""
-
-    skips = False
-    """Whether a row that cannot be prepared may be left out."""
-
-    def reading(self, error: Exception, shard: str, failed: int, *, can_skip: bool) -> Outcome:
-        """Returns what happens after a shard could not be read on.
-
-        Args:
-            error: the error.
-            shard: the name of the shard.
-            failed: the number of reads that were repeated since the last row.
-            can_skip: whether the reader has moved past the row, so that it can go on with the next one.
-        """
-        return Outcome.RAISE
-
-    def preparing(self, error: Exception, shard: str) -> Outcome:
-        """Returns what happens after a row could not be prepared, `RAISE` or `SKIP`.
-
-        Args:
-            error: the error.
-            shard: the name of the shard.
-        """
-        return Outcome.RAISE
-
-
 class VirtualStream:
     """The rows of one virtual stream in an epoch. Each item is a row, and the block that begins with it, if one does.
 
@@ -257,9 +227,12 @@ class VirtualStream:
         guard: the object that decides what happens after an error.
         seeded: a context manager for a block, given integers that tell the block from all others, in whose body random
             numbers are drawn apart; None to draw from the global state.
+        digests: the functions that make digests of what was read; None for blocks without them.
 
     Attributes:
         num_read: the number of rows that were read from shards.
+        change: how the rows before `start`, or of its block, differ from what it says of them, as far as they were
+            compared while the stream was read; None if they do not.
     """
 
     def __init__(
@@ -272,11 +245,15 @@ class VirtualStream:
         start: Block | None = None,
         guard: RowGuard | None = None,
         seeded: Callable[..., AbstractContextManager[Any]] | None = None,
+        digests: RowDigests | None = None,
     ) -> None:
         self._source, self._order, self._number, self._epoch = source, order, number, epoch
         self._start = start or Block()
         self._guard = guard or RowGuard()
-        self._seeded = seeded
+        self._seeded = seeded or (lambda *_: nullcontext())
+        self._digests = digests
+        self._log = ReadLog(digests)
+        self.change: str | None = None
         self._reader: ShardReader | None = None
         self._num_bad = self._start.num_bad
         self.num_read = 0
@@ -288,11 +265,18 @@ class VirtualStream:
             packer.load_state_dict(self._start.packer)
         given, place, offset = self._start.first, self._start.place, self._start.offset
         self._reader = None
+        raw = self._start.raw
+        if raw is not None and offset is not None and place < len(self._order):
+            self._compare_before(raw)
         while place < len(self._order):
             block = Block(place, offset, given, None if packer is None else packer.state_dict(), self._num_bad)
-            key = (self._epoch, self._number, place, _number_of(offset))
-            with nullcontext() if self._seeded is None else self._seeded(*key):
-                rows, following = self._block(self._order[place], offset, key)
+            if offset is None:
+                self._log.open(stamp_of(source.shards, self._order[place]))
+            key = self._key(place, offset)
+            with self._seeded(*key):
+                rows, following, read = self._block(self._order[place], offset, key)
+                self._compare_block(raw, read)
+                block, raw = replace(block, raw=read), None
                 place, offset = (place + 1, None) if following is _END else (place, following)
                 if packer is not None:
                     rows = packer.add([segment_of(row) for row in rows])
@@ -301,9 +285,50 @@ class VirtualStream:
                 yield row, block if number == 0 else None
             given += len(rows)
 
-    def _block(self, shard: int, offset: Offset, key: Sequence[int]) -> tuple[list[Row], Offset]:
-        """Returns the prepared rows of the block that begins at an offset of a shard, and the offset after it."""
+    def _key(self, place: int, offset: Offset) -> tuple[int, ...]:
+        return self._epoch, self._number, place, _number_of(offset)
+
+    def _compare_before(self, raw: RawRows) -> None:
+        """Reads the rows of the shard before the start again, if they may be other ones, and compares them."""
+        shards, place = self._source.shards, self._start.place
+        stamp = stamp_of(shards, self._order[place])
+        self._log.go_on(raw, stamp)
+        if not is_read_again(raw, stamp):
+            return
+        again = VirtualStream(
+            *(self._source, self._order, self._number, self._epoch),
+            guard=self._guard.uncounted(),
+            seeded=self._seeded,
+            digests=self._digests,
+        )
+        if not again._reads_before(raw, place):
+            self.change = f"{shards.shard_name(self._order[place])} has other rows before the position"
+            self._log.stop()
+
+    def _reads_before(self, raw: RawRows, place: int) -> bool:
+        """Reads a shard up to a number of rows, and returns whether they are those of a checkpoint."""
+        self._log.open(None)
+        offset: Offset = None
+        while self._log.count < raw.count:
+            with self._seeded(*self._key(place, offset)):
+                rows, is_last = self._read(self._order[place], offset)
+            self._log.add(rows)
+            if is_last or self._reader is None:
+                break
+            offset = self._reader.offset
+        return self._log.agrees(raw)
+
+    def _compare_block(self, expected: RawRows | None, read: RawRows | None) -> None:
+        """Compares the block of the start, which is the first one that is read."""
+        if expected is not None and read is not None and expected.content != read.content and self.change is None:
+            name = self._source.shards.shard_name(self._order[self._start.place])
+            self.change = f"{name} has other rows at the position"
+            self._log.stop()
+
+    def _block(self, shard: int, offset: Offset, key: Sequence[int]) -> tuple[list[Row], Offset, RawRows | None]:
+        """Returns the prepared rows of the block at an offset of a shard, the offset after it, and what was read."""
         rows, is_last = self._read(shard, offset)
+        read = self._log.add(rows)
         following = _END if is_last or self._reader is None else self._reader.offset
         if is_last:
             self._reader = None
@@ -313,7 +338,7 @@ class VirtualStream:
         with reading_block():
             for prepare in self._source.prepares:
                 rows = self._prepared(prepare, rows, shard)
-        return rows, following
+        return rows, following, read
 
     def _read(self, shard: int, offset: Offset) -> tuple[list[Row], bool]:
         # Kept open from block to block: some formats can only be read on, and not from any place at once.
@@ -362,13 +387,6 @@ class VirtualStream:
 
 
 _END: Any = object()
-
-
-def segment_of(row: Row) -> Segment:
-    """Returns a row of tokens as a segment."""
-    labels = row.get("labels")
-    ids = np.asarray(row["input_ids"], dtype=np.int32)
-    return Segment(ids, None if labels is None else np.asarray(labels, dtype=np.int32))
 
 
 def _number_of(offset: Offset) -> int:

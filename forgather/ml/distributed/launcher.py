@@ -73,6 +73,7 @@ class LaunchResult:
 
 # Seconds between SIGTERM and SIGKILL: a run that is asked to stop finishes its step and saves, which takes its time.
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
+_rendezvous: set[object] = set()
 
 
 def launch(
@@ -112,10 +113,8 @@ def launch(
     try:
         config, command, command_words = torchrun.config_from_args(arguments)
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise DistributedError(
-            f"torchrun refuses its settings: {error}", code="FG463", hint="see 'torchrun --help'"
-        ) from error
-    # torchrun writes the records of its processes there, and keeps the folder.
+        found = f"torchrun refuses its settings: {error}"
+        raise DistributedError(found, code="FG463", hint="see 'torchrun --help'") from error
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
     attempts = _Attempts(config.max_restarts + 1, log_dir, again or (lambda *_: True))
     try:
@@ -225,6 +224,8 @@ def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            # After a signal, the thread of its heartbeats goes on. With the last reference, it would join itself.
+            _rendezvous.add(worker_group.spec.rdzv_handler)
             result: RunResult = super()._monitor_workers(worker_group)
             if result.is_failed():
                 attempts.failed(result)

@@ -24,7 +24,7 @@ from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.row_checks import check_size
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 from forgather.planner.work import RunWork
 
 Plans = list[tuple[dict[str, Any], RunWork] | TrainingError]

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 
 import torch
@@ -20,6 +22,21 @@ from forgather.ml.strategy.base import Recipe, Strategy
 from forgather.ml.strategy.meta_model import move_to_meta
 from forgather.ml.strategy.shapes_only import fill_with_fakes
 from forgather.ml.trainer.model_setup import Step, compile_model, recompute_activations
+
+_recomputes_all: ContextVar[bool] = ContextVar("_recomputes_all", default=False)
+
+
+@contextmanager
+def recomputing_all() -> Iterator[None]:
+    """Context manager in which blocks with an `activation_memory_budget` are traced as if they recomputed everything.
+
+    What torch chooses within the budget is known only when it compiles; otherwise the blocks keep everything.
+    """
+    token = _recomputes_all.set(True)
+    try:
+        yield
+    finally:
+        _recomputes_all.reset(token)
 
 
 class FakeBuild:
@@ -56,6 +73,8 @@ class FakeBuild:
             self._faked, recipe.make_model, strategy.topology.device, self._depth if is_whole else None
         )
         steps = [step for step in recipe.prepare if not _is(step, compile_model)]
+        if _recomputes_all.get():
+            steps.append(functools.partial(recompute_activations, settings={}))
         if self._holds_recomputation and passes_to_settle(strategy) == 1:
             self.recomputation = [step for step in steps if _is(step, recompute_activations)]
         steps = [step for step in steps if step not in self.recomputation]

@@ -20,7 +20,7 @@ from forgather.ml.attention_inputs import padded_rows
 from forgather.ml.documents import Documents
 from forgather.ml.model_inputs import DOCUMENTS
 from forgather.ml.trainer.data_rng import IsolatedRNG
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 
 _POSITIONS, _MASK = "position_ids", "attention_mask"
 _MOST_READ, _MOST_MEASURED = 1000, 100

@@ -14,6 +14,7 @@ from typing import Any
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import HOST, Region
 from forgather.ml.planner.deep_trace import deep_traces
+from forgather.ml.planner.fake_build import recomputing_all
 from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.host_activations import ON_THE_WAY
 from forgather.ml.planner.peaks import Peak
@@ -37,6 +38,8 @@ from forgather.planner.memory_plan import (
     Source,
 )
 from forgather.planner.work import Message, RankWork, RunWork
+
+BUDGET = "activation_memory_budget"
 
 _PHASES = {
     "training step": ("forward", "backward", "update"),
@@ -67,16 +70,25 @@ def plan_run(
         local_world_size: the number of processes on one machine.
         device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
     """
-    traces, usual = traces_of_run(
-        make_trainer, world_size=world_size, local_world_size=local_world_size, device_type=device_type
-    )
-    return plan_of(
-        traces,
-        usual,
-        world_size=world_size,
-        local_world_size=min(local_world_size, world_size),
-        device_type=device_type,
-    )
+    sizes: dict[str, Any] = {
+        "world_size": world_size,
+        "local_world_size": min(local_world_size, world_size),
+        "device_type": device_type,
+    }
+    traces, usual = traces_of_run(make_trainer, **sizes)
+    plan, work = plan_of(traces, usual, **sizes)
+    if plan["settings"][BUDGET] not in (None, 1):
+        with recomputing_all():
+            _note_least(plan, plan_of(*traces_of_run(make_trainer, **sizes), **sizes)[0])
+    return plan, work
+
+
+def _note_least(plan: dict[str, Any], recomputing: Mapping[str, Any]) -> None:
+    """Adds the peaks with which blocks recompute everything to the plan of blocks that keep everything."""
+    peaks = {tuple(rank["ranks"]): max(phase["num_bytes"] for phase in rank["phases"]) for rank in recomputing["ranks"]}
+    for rank in plan["ranks"]:
+        peak = max(phase["num_bytes"] for phase in rank["phases"])
+        rank["least_bytes"] = min(peak, peaks[tuple(rank["ranks"])])
 
 
 def plan_of(

@@ -29,7 +29,7 @@ from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.data_rng import IsolatedRNG
 from forgather.ml.trainer.evaluation import eval_batches
 from forgather.ml.trainer.length_groups import stored_lengths
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
 

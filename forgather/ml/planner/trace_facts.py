@@ -23,6 +23,7 @@ SETTINGS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "gradient_checkpointing",
+    "activation_memory_budget",
     "bf16",
     "fp16",
     "async_save",
@@ -138,7 +139,7 @@ def facts_of(
         notes = [*notes, said]
         if args.activation_memory_budget is not None:
             budget = args.activation_memory_budget
-            said = f"activation_memory_budget {budget} is not modelled either: the plan is that of uncompiled blocks"
+            said = f"activation_memory_budget {budget}: the plan is that of blocks that keep all activations"
             notes = [*notes, said]
     stored = state_of(strategy)
     shares_no_weight = layout.data_parallel_size == strategy.topology.world_size

@@ -51,6 +51,8 @@ class Recipe:
         is_resumed: a function that returns whether a checkpoint will replace the weights before they are used, called
             on the main process. None if they are always made.
         offload_activations: True if training steps keep what they save for the backward pass in the memory of the host.
+        context_method: how attention sees the positions that other context-parallel ranks have: "ulysses" or "ring".
+        rotate_method: how a ring passes keys and values on: "allgather" or "alltoall".
     """
 
     make_model: Callable[[], nn.Module]
@@ -65,6 +67,8 @@ class Recipe:
     updates_in_backward: bool = False
     is_resumed: Callable[[], bool] | None = None
     offload_activations: bool = False
+    context_method: str = "ulysses"
+    rotate_method: str = "allgather"
 
 
 class Strategy(Protocol):

@@ -18,23 +18,26 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml.context_attention import Ulysses, WholeRows
+from forgather.ml.context_ring import Ring, refusal
+from forgather.ml.distributed.layout import Layout
 from forgather.ml.documents import Documents, families_of
 from forgather.ml.label_kind import LabelKind
 from forgather.ml.losses import IGNORE_INDEX, CausalTokenLoss, LossRule, UserLoss
 from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import DOCUMENTS, SHIFTED
+from forgather.ml.strategy.base import Recipe
 from forgather.ml.types import PaddingBatch
 from forgather.parallel_sizes import uneven_heads
+from forgather.ring_models import ring_obstacle
 
 _MODELS = Path(__file__).parent.parent / "context_models.json"
 _KNOWN = frozenset({"input_ids", "attention_mask", "position_ids", SHIFTED, DOCUMENTS})
@@ -43,20 +46,43 @@ _WHOLE = "forgather.whole_rows"
 _INSTEAD = "remove context_parallel_size, and shard the weights (fsdp: true)"
 
 
+ULYSSES, RING = "ulysses", "ring"
+"""The values of `context_parallel_method`."""
+
+
+class Exchange(Protocol):
+    """What lets attention see the positions of other ranks: `Ulysses` or `Ring`."""
+
+    row_multiple: int
+    num_calls: int
+
+    def own_positions(self, length: int) -> Tensor:
+        """Returns the positions of a row that this rank has."""
+
+    def attended(self, rows: WholeRows, targets_BT: Tensor | None) -> WholeRows:
+        """Returns what attention must know of rows, or raises an error if it cannot follow it."""
+
+    def exchanged_attention(self, rows: WholeRows) -> contextlib.AbstractContextManager[None]:
+        """Replaces the attention functions of transformers."""
+
+
 class SequenceParts:
     """Divides batches over the ranks of a context-parallel group.
 
     Args:
         group: the process group of the ranks that read the same rows.
-        device: the device that the group communicates on.
+        device: the device that the model computes on.
+        method: how attention sees the positions of other ranks: "ulysses" or "ring".
+        rotate_method: how a ring passes keys and values on: "allgather" or "alltoall".
     """
 
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._group = group
-        self._size = dist.get_world_size(group)
-        self._rank = dist.get_rank(group)
+    def __init__(
+        self, group: Any, device: torch.device, *, method: str = ULYSSES, rotate_method: str = "allgather"
+    ) -> None:
         self._device = device
-        self._exchange = Ulysses(group)
+        self._exchange: Exchange = (
+            Ring(group, device, rotate_method=rotate_method) if method == RING else Ulysses(group)
+        )
 
     def part(self, batch: Any) -> Any:
         """Returns this rank's part of a prepared batch.
@@ -68,18 +94,21 @@ class SequenceParts:
             batch: the prepared batch on the host, with shifted labels.
 
         Raises:
-            TrainingError: FG709 if the batch has an entry of which it is not known how positions divide it.
+            TrainingError: FG709 if the batch has an entry of which it is not known how positions divide it; FG794 if
+                the ring cannot compute the attention of its rows.
         """
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.part(batch.batch))
         _refuse_batch(batch)
         documents: Documents = batch[DOCUMENTS]
         rows, length = documents.rows, documents.row_length
-        added = -length % self._size
+        added = -length % self._exchange.row_multiple
         extended = _extended_documents(documents, added)
-        whole = _whole_rows(batch, extended, added)
-        first = self._rank * (whole.length // self._size)
-        mine = slice(first, first + whole.length // self._size)
+        targets_BT = batch.get(SHIFTED)
+        if targets_BT is not None:
+            targets_BT = _extended(targets_BT, added, IGNORE_INDEX)
+        whole = self._exchange.attended(_whole_rows(batch, extended, added), targets_BT)
+        mine = self._exchange.own_positions(whole.length)
         positions_BT = batch.get("position_ids")
         if positions_BT is None:
             positions_BT = torch.arange(length)[None]
@@ -88,13 +117,13 @@ class SequenceParts:
             # The position is explicit: a model would count from the first token of the part.
             "position_ids": _with_positions(positions_BT, added)[:, mine].expand(rows, -1),
             # With a mask, transformers does not look for documents in the positions of the part.
-            "attention_mask": torch.ones(rows, whole.length // self._size, dtype=torch.bool),
+            "attention_mask": torch.ones(rows, len(mine), dtype=torch.bool),
             # Those of whole rows: `attn_implementation: varlen` is given the borders of all positions.
             DOCUMENTS: extended,
             _WHOLE: whole,
         }
-        if (targets_BT := batch.get(SHIFTED)) is not None:
-            part[SHIFTED] = _extended(targets_BT, added, IGNORE_INDEX)[:, mine]
+        if targets_BT is not None:
+            part[SHIFTED] = targets_BT[:, mine]
         return part
 
     @contextlib.contextmanager
@@ -120,6 +149,27 @@ class SequenceParts:
                 code="FG709",
                 hint=_INSTEAD,
             )
+
+
+def sequence_parts(
+    model: nn.Module, rule: LossRule, recipe: Recipe, layout: Layout, group: Any, device: torch.device
+) -> SequenceParts:
+    """Returns what divides the rows of a model over the ranks of a context-parallel group.
+
+    Args:
+        model: the model, before it is wrapped for distributed training.
+        rule: the loss rule of the model.
+        recipe: the recipe of the model, which says how attention sees the positions of other ranks.
+        layout: the parallel sizes of the run.
+        group: the process group of the ranks that read the same rows.
+        device: the device that the model computes on.
+
+    Raises:
+        DistributedError: FG757, FG758 or FG759 if the rows of this model cannot be divided.
+    """
+    sizes = {"size": layout.context_parallel_size, "tensor_size": layout.tensor_parallel_size}
+    refuse_model(model, rule, **sizes, method=recipe.context_method)
+    return SequenceParts(group, device, method=recipe.context_method, rotate_method=recipe.rotate_method)
 
 
 def _refuse_batch(batch: Any) -> None:
@@ -191,7 +241,7 @@ def proven_families() -> frozenset[str]:
     return frozenset(json.loads(_MODELS.read_text(encoding="utf-8"))["families"])
 
 
-def refuse_model(model: nn.Module, rule: LossRule, *, size: int, tensor_size: int = 1) -> None:
+def refuse_model(model: nn.Module, rule: LossRule, *, size: int, tensor_size: int = 1, method: str = ULYSSES) -> None:
     """Raises an error if the rows of a model cannot be divided by positions.
 
     Args:
@@ -199,17 +249,38 @@ def refuse_model(model: nn.Module, rule: LossRule, *, size: int, tensor_size: in
         rule: the loss rule of the model.
         size: the number of ranks that divide the positions.
         tensor_size: the number of ranks over which each layer is sliced.
+        method: how attention sees the positions of other ranks: "ulysses" or "ring".
 
     Raises:
         DistributedError: FG757 if it was not proven that the model and its loss can be divided; FG758 if its heads
-            cannot be divided evenly.
+            cannot be divided evenly over the ranks that exchange them; FG759 if a ring does not compute its attention.
     """
     reason = _why_undividable(model, rule)
     if reason is not None:
         raise DistributedError(
             f"context_parallel_size is {size}, and {reason}", code="FG757", hint=_INSTEAD, found=size
         ).about("context_parallel_size")
-    refuse_heads(model, size=size, tensor_size=tensor_size)
+    if method == RING:
+        refuse_ring(model)
+    else:
+        refuse_heads(model, size=size, tensor_size=tensor_size)
+
+
+def refuse_ring(model: nn.Module) -> None:
+    """Raises an error if the attention of a model of a proven family is not causal attention over whole rows.
+
+    Args:
+        model: the model, before it is wrapped for distributed training.
+
+    Raises:
+        DistributedError: FG759 if the attention is another one, or has another implementation.
+    """
+    for part in model.modules():
+        # The first family of a part is that of the part itself.
+        if isinstance(part, PreTrainedModel) and (family := next(families_of(part), None)) is not None:
+            found = ring_obstacle(family[0], vars(part.config), part.config._attn_implementation)
+            if found is not None:
+                raise refusal(*found)
 
 
 def _why_undividable(model: nn.Module, rule: LossRule) -> str | None:

@@ -134,7 +134,7 @@ class DataParallel(ModelStrategy):
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         if is_last or self._sync_each_batch or not isinstance(self.engine, DistributedDataParallel):
-            return contextlib.nullcontext()
+            return super()._gradient_sync(is_last=is_last)
         return self.engine.no_sync()
 
     def _backward(self, loss: Tensor) -> None:

@@ -29,6 +29,7 @@ from forgather.ml.strategy.deepspeed_settings import (
     unknown_keys,
     value_of,
 )
+from forgather.ml.strategy.deepspeed_values import wrong_values
 from forgather.source import Span
 from forgather.value_text import shown
 
@@ -250,13 +251,9 @@ def _refuse_unknown(found: ZeroConfig) -> None:
         # All unknown keys are reported together, so that a file is corrected once.
         first, *others = faults
         raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
-    for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):
-        section = found.config.get(key)
-        # DeepSpeed silently ignores a section that is not a mapping, and "yes" instead of true.
-        if section is not None and section != AUTO and not isinstance(section, Mapping):
-            raise _unusable(
-                f"{key} is {section!r:.80}", found.line_of(key), "give a mapping, as in DeepSpeed's examples"
-            )
+    for keys, value, expected in wrong_values(found.config):
+        if keys != (ZERO, "stage"):
+            raise _unusable(f"{keys[-1]} is {value!r:.80}", found.line_of(*keys), f"give {expected}")
     stage = found.config[ZERO]["stage"]
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         hint = "give 1 (optimizer state), 2 (gradients too) or 3 (weights too)"

@@ -204,7 +204,8 @@ def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tens
     Shapes:
         gradients: (N,).
     """
-    work: Any = dist.all_reduce(gradients, group=group, async_op=True)
+    # What `dist.all_reduce` calls after its checks of the arguments, which would cost as much as the call itself.
+    work: Any = group.allreduce([gradients])
     sums: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return sums
 

@@ -25,7 +25,7 @@ from forgather.ml.losses import LossRule, at_least_float32
 from forgather.ml.low_bit_optim import refuse_copies
 from forgather.ml.strategy.backward_update import BackwardUpdate, kept_gradients
 from forgather.ml.strategy.base import Recipe
-from forgather.ml.strategy.context_parallel import SequenceParts, refuse_model
+from forgather.ml.strategy.context_parallel import SequenceParts, sequence_parts
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import build_whole, make_unset_weights
 from forgather.ml.strategy.input_sizes import note_sizes
@@ -97,12 +97,11 @@ class ModelStrategy:
         """Divides the positions of rows over the context-parallel ranks, if the layout has some.
 
         Raises:
-            DistributedError: FG757 or FG758 if the rows of this model cannot be divided.
+            DistributedError: FG757, FG758 or FG759 if the rows of this model cannot be divided.
         """
-        size = self.layout.context_parallel_size
-        if size > 1:
-            refuse_model(self.model, self.rule, size=size, tensor_size=self.layout.tensor_parallel_size)
-            self._sequence = SequenceParts(self.mesh.cp_group, self.topology.device)
+        if self.layout.context_parallel_size > 1:
+            of_run = self._recipe, self.layout, self.mesh.cp_group, self.topology.device
+            self._sequence = sequence_parts(self.model, self.rule, *of_run)
 
     def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
         """Collects the trainable parameters and sets `precision`; see `Precision` for the arguments."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
 
+_NOTHING_TO_DO = contextlib.nullcontext()
 LEAST_SCALE = 2.0**-14
 """The smallest loss scale. If the scale falls below it, gradients overflow although they are scaled down."""
 
@@ -60,7 +61,7 @@ class Precision:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context manager for a forward pass."""
         if self.dtype is None:
-            return contextlib.nullcontext()
+            return _NOTHING_TO_DO
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def check(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.base import Strategy
+from forgather.ml.strategy.base import Recipe, Strategy
 from forgather.ml.strategy.deepspeed_config import second_schedule, written_settings, zero_config
 from forgather.ml.strategy.deepspeed_settings import AUTO, ZeroConfig
 from forgather.ml.strategy.registry import DDP, DEEPSPEED, entry_of, make_strategy
@@ -64,6 +64,13 @@ class AccelTrainer(Trainer):
             found = ZeroConfig(config=written_settings(asked), source="the deepspeed config")
             raise second_schedule(found, "lr_scheduler_factory").about("args.deepspeed")
         return optimizer_factory or made_by(asked), lr_scheduler_factory or scheduled
+
+    def _recipe(self, *args: Any) -> Recipe:
+        return dataclasses.replace(
+            super()._recipe(*args),
+            context_method=self.args.context_parallel_method,
+            rotate_method=self.args.context_parallel_rotate_method,
+        )
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that the arguments select: DeepSpeed, FSDP2 (with or without tensor parallelism) or DDP.

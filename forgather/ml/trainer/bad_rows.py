@@ -6,10 +6,8 @@ row alone, so the same rows are left out on every layout and after a resume. Fai
 
 from __future__ import annotations
 
-import torch
-
 from forgather.errors import ForgatherError, TrainingError, first_line
-from forgather.ml.data.virtual_streams import Outcome, RowGuard
+from forgather.ml.data.row_guard import Outcome, RowGuard
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.read_retries import Retries, is_passing
 
@@ -20,7 +18,7 @@ _SHOWN = 5
 
 
 class BadRows(RowGuard):
-    """Counts the rows that are left out, and says which. Worker processes share the count.
+    """Counts the rows that are left out, and says which. A worker process counts those that it left out itself.
 
     Args:
         policy: "stop", "skip", or the largest number of rows that may be left out in an epoch.
@@ -32,12 +30,12 @@ class BadRows(RowGuard):
         self.skips = policy != STOP
         self.counts_reads = True
         """Whether this process counts the rows that could not be read: one of those that read a stream does."""
-        # Of the rows that could not be read or prepared, which a stream leaves out, and of those not collated.
-        self._counted = torch.zeros(2, dtype=torch.int64)
+        self.num_read = 0
+        """The number of rows of the streams of this process that could not be read or prepared in this epoch. Rows
+        that workers have read ahead are not among them: their number depends on the number of workers."""
+        self.num_collated = 0
+        """The number of rows that could not be collated in this epoch."""
         self._shown = 0
-        # A run that stops needs no file of shared memory, for which there may be no room.
-        if self.skips:
-            self._counted.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def limit(self) -> int | None:
@@ -47,16 +45,7 @@ class BadRows(RowGuard):
     @property
     def count(self) -> int:
         """The number of rows left out in this epoch that this process counts; a sum over replicas has each once."""
-        return self.num_read * self.counts_reads + int(self._counted[1])
-
-    @property
-    def num_read(self) -> int:
-        """The number of rows of the streams of this process that could not be read or prepared in this epoch."""
-        return int(self._counted[0])
-
-    @num_read.setter
-    def num_read(self, count: int) -> None:
-        self._counted[0] = count
+        return self.num_read * self.counts_reads + self.num_collated
 
     def begin(self, num_read: int, num_collated: int) -> None:
         """Sets the numbers of rows that were left out before the position from which an epoch is read.
@@ -65,7 +54,7 @@ class BadRows(RowGuard):
             num_read: the number of those that could not be read or prepared.
             num_collated: the number of those that could not be collated.
         """
-        self._counted.copy_(torch.tensor([num_read, num_collated]))
+        self.num_read, self.num_collated = num_read, num_collated
 
     def reading(self, error: Exception, shard: str, failed: int, *, can_skip: bool) -> Outcome:
         """Returns what happens after a shard could not be read on, see `RowGuard`."""
@@ -76,25 +65,35 @@ class BadRows(RowGuard):
             return Outcome.AGAIN
         if self.skips and not can_skip:
             error.add_note(f"bad_rows: {shard} cannot be read on after this row, so the row is not left out")
-        return self._left_out(error, shard, 0) if self.skips and can_skip else Outcome.RAISE
+        return self._not_read(error, shard) if self.skips and can_skip else Outcome.RAISE
 
     def preparing(self, error: Exception, shard: str) -> Outcome:
         """Returns what happens after a row could not be prepared, see `RowGuard`."""
-        return self._left_out(error, shard, 0) if self.skips else Outcome.RAISE
+        return self._not_read(error, shard) if self.skips else Outcome.RAISE
+
+    def uncounted(self) -> BadRows:
+        """Returns a guard that leaves out the same rows, without counting and reporting them, see `RowGuard`."""
+        other = BadRows(SKIP if self.skips else STOP, self.retries)
+        other._shown = _SHOWN
+        return other
 
     def collating(self, error: Exception) -> None:
         """Counts a row that could not be collated."""
-        self._left_out(error, "a row that cannot be collated", 1)
+        self.num_collated += 1
+        self._left_out(error, "a row that cannot be collated")
 
-    def _left_out(self, error: Exception, place: str, kind: int) -> Outcome:
-        self._counted[kind] += 1
+    def _not_read(self, error: Exception, shard: str) -> Outcome:
+        self.num_read += 1
+        self._left_out(error, shard)
+        return Outcome.SKIP
+
+    def _left_out(self, error: Exception, place: str) -> None:
         # All streams that this process reads are other rows: the sum over all processes is not less.
-        self.refuse_more(int(self._counted.sum()), f"{place}: {_reason(error)}")
+        self.refuse_more(self.num_read + self.num_collated, f"{place}: {_reason(error)}")
         if self._shown < _SHOWN:
             self._shown += 1
             more = "; further ones are only counted" if self._shown == _SHOWN else ""
             _log.warning("a bad row is left out (%s: %s)%s", place, _reason(error), more)
-        return Outcome.SKIP
 
     def refuse_more(self, count: int, last: str = "") -> None:
         """Raises FG958 if more rows were left out than may be.

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
-from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.data.row_epoch import EpochDataset, next_in_epoch
 from forgather.ml.data.row_stream import stream_of
 from forgather.ml.distributed import collectives
 from forgather.ml.label_kind import LabelCheck
@@ -55,7 +55,8 @@ from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_r
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.trainer.row_checks import check_size, refuse_split
 from forgather.ml.trainer.row_order import AUTO, COMPUTED_RULE, LISTED, order_rule
-from forgather.ml.trainer.stream_batches import RankRows, StreamBatches, chosen_streams, is_iterable
+from forgather.ml.trainer.stream_batches import RankRows, StreamBatches
+from forgather.ml.trainer.stream_choice import chosen_streams, is_iterable, warn_of_whole_reads
 from forgather.ml.types import PaddingBatch, Topology, Window
 
 _log = get_logger(__name__)
@@ -145,6 +146,8 @@ class RankBatches:
         elif is_iterable(dataset):
             if group_rows:
                 raise no_lengths("a data set without a length is read in its own order")
+            if share.size > 1 and argument == "train_dataset":
+                warn_of_whole_reads(dataset, share.size)
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
             # on the number of processes.
             own = collate if share.size == 1 else RankCollator(collate, share)
@@ -295,8 +298,7 @@ class RankBatches:
         labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
         for first in itertools.count(start, self.share.all_rows):
             # For rows that are read in this process; a worker gets the epoch with the row numbers.
-            with reading_epoch(epoch):
-                batch: Any = next(batches, self)
+            batch: Any = next_in_epoch(batches, epoch, self)
             if batch is self:
                 return
             labels.add(batch, rule.ignore_index)
@@ -488,8 +490,16 @@ class TrainBatches:
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compared(self, windows: Iterator[Window], streams: StreamBatches) -> Iterator[Window]:
-        for window in windows:
+        while True:
+            try:
+                window = next(windows, None)
+            except Exception:
+                # The error may follow from the change.
+                report_data_changes(streams.take_changes(), may_change=self._may_change)
+                raise
             report_data_changes(streams.take_changes(), may_change=self._may_change)
+            if window is None:
+                return
             yield window
 
     def _compare(self, expected: Fingerprint) -> None:
@@ -535,12 +545,12 @@ class TrainBatches:
         self.row += len(window.batches) * self._own.share.all_rows
         if self._own.streams is not None:
             self._own.streams.trained(self.row)
-        elif self.num_rows is None:
+        elif (num_rows := self.num_rows) is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
             # again.
             self._latest = window.batches[-1]
         else:
-            self.row = min(self.row, self.num_rows)
+            self.row = min(self.row, num_rows)
 
     def continue_at(self, epoch: int, row: int, *, order_seed: int | None = None) -> None:
         """Sets the position of a run that was begun with transformers' `Trainer`.
@@ -633,7 +643,7 @@ class TrainBatches:
             # The rows of other streams are in other places, so no row can be compared.
             self._last = None
         elif self._own.streams is not None:
-            changed += [] if known is None else known.differences(self.fingerprint)
+            changed += [] if known is None else self._own.streams.rows.changes_since(known)
             self._own.streams.load_blocks(state.get("blocks", {}), int(state.get("bad_rows", 0)))
         elif self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None

@@ -32,7 +32,7 @@ from forgather.ml.trainer.divergence import batches_with_divergence
 from forgather.ml.trainer.loader_options import loader_options
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.predictions import PredictionCollector, Rows
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 from forgather.ml.types import Evaluated, Topology
 
 T = TypeVar("T")

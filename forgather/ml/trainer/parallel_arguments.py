@@ -33,9 +33,12 @@ class ParallelArguments(TrainingArguments):
             the other parallel sizes.
         tensor_parallel_size: the number of ranks over which each layer is sliced.
         context_parallel_size: the number of ranks over which the positions of each row are divided, for long rows.
-            These ranks read the same rows, and exchange heads for positions around each attention function.
+            These ranks read the same rows.
         context_parallel_method: how attention sees the positions of other ranks. "ulysses" exchanges heads for
-            positions; "ring" names torch's ring attention, which is refused.
+            positions around each attention function; "ring" sends keys and values around the ranks, by torch's ring
+            attention, for causal attention over whole rows.
+        context_parallel_rotate_method: how a ring passes keys and values on. "allgather" gathers those of all ranks at
+            once; "alltoall" gets those of one rank at a time, with less memory.
         tp_plan: the tensor-parallel plan, which says which layers are sliced and how: "auto" for the model's own plan,
             or a mapping from module names to styles.
         fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
@@ -68,6 +71,7 @@ class ParallelArguments(TrainingArguments):
     tensor_parallel_size: int = 1
     context_parallel_size: int = 1
     context_parallel_method: str = "ulysses"
+    context_parallel_rotate_method: str = "allgather"
     tp_plan: str | Mapping[str, Any] | None = None
     fsdp: bool | str | None = None
     fsdp_config: Mapping[str, Any] | None = None

@@ -52,7 +52,7 @@ from forgather.ml.trainer.data_fingerprint import fingerprint
 from forgather.ml.trainer.data_loader import RankBatches
 from forgather.ml.trainer.loader_options import loader_options
 from forgather.ml.trainer.predictions import PredictionCollector, Rows, nested, whole_tensor
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 from forgather.ml.types import PaddingBatch
 
 _log = get_logger(__name__)

@@ -273,7 +273,6 @@ class Run:
         has_norm = self.sync.several and (self.args.max_grad_norm > 0 or self.want_norm)
         squares = self.strategy.share_of_squares() if has_norm else None
         loss, squares = self.sync.step(share, squares, looks_ahead=self._looks_ahead)
-        self.clock.enter("sync")
         return self.guard.loss(loss, self.session.state.global_step + 1), squares
 
     @property

@@ -55,12 +55,17 @@ from forgather.ml.trainer.weight_average import WeightAverage, with_average
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
-# Folders, names and patience: they do not influence what is computed.
-_PLACES = frozenset(
-    """output_dir logging_dir run_name report_to project resume_from_checkpoint allow_missing allow_changed data_retries
+WITHOUT_INFLUENCE = frozenset(
+    """communication_share control dataloader_device_prefetch dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor dispatch_rows profile
+    output_dir logging_dir run_name report_to project resume_from_checkpoint allow_missing allow_changed data_retries
     skip_initial_weights_on_resume push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push
     hub_revision""".split()
 )
+"""The settings that do not influence what is computed: folders, names, patience, measurements, ways of the rows.
+
+The digest of a run leaves them out. A test has the other settings, so that a new one is put into one of the lists.
+"""
 
 
 def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
 
 
 def _digest(strategy: Strategy, args: TrainingArguments) -> str:
-    settings = {name: value for name, value in args.to_dict().items() if name not in _PLACES}
+    settings = {name: value for name, value in args.to_dict().items() if name not in WITHOUT_INFLUENCE}
     # With pipeline parallelism the strategy holds a proxy; the configuration is that of the whole model.
     model = getattr(strategy.model, "stands_for", strategy.model)
     described: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()

@@ -13,23 +13,22 @@ import collections
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, _utils
+from torch.utils.data import DataLoader, _utils
 
-from forgather.errors import TrainingError
-from forgather.ml.data.row_epoch import reading_epoch
-from forgather.ml.data.row_stream import RowStream, stream_of
+from forgather.errors import TrainingError, first_line
+from forgather.ml.data.row_epoch import next_in_epoch, reading_epoch
+from forgather.ml.data.row_stream import RowStream
 from forgather.ml.data.virtual_streams import Block, VirtualStream, reads_per_row, rounds_before, streams_of_rank
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
-from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.bad_rows import STOP, BadRows
+from forgather.ml.trainer.bad_rows import BadRows
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 from forgather.ml.trainer.rank_streams import RankStreams, Round, as_arrays
@@ -39,6 +38,7 @@ from forgather.ml.types import PaddingBatch
 _log = get_logger(__name__)
 
 Collate = Callable[[list[Any]], Any]
+_SHOWN = 3
 
 
 class RankRows(NamedTuple):
@@ -99,9 +99,10 @@ class StreamBatches:
         self._resumed: dict[int, Block] = {}
         self._trained = 0
         self._bad_before, self._bad_places = 0, list[int]()
-        self._other_rows: set[int] = set()
+        self._changes: dict[int, str] = {}
         self._of_collator = IsolatedRNG()
         self._filler: Any = None
+        self._columns: list[str] | None = None
         self.loader = self._new_loader()
 
     def _new_loader(self) -> DataLoader[Any]:
@@ -156,6 +157,8 @@ class StreamBatches:
         self._trained = start
         self._bad_before, self._bad_places = (self._bad_before if start else 0), []
         self._guard.begin(sum(block.num_bad for block in blocks.values()), self._bad_before)
+        # Of the files as they are now: a change while the run reads them is found at the next resume.
+        _ = self.rows.fingerprint
         self.rows.set_position(seed=seed, epoch=epoch, start=start, blocks=blocks)
         if start and self._options.get("persistent_workers"):
             # Workers that are there already do not know the blocks.
@@ -167,7 +170,7 @@ class StreamBatches:
             take = functools.partial(cut.take, end)
             deal = take()[self._share.rank] if dispatch is None else dispatch.deal(take)
             if dispatch is not None and not dispatch.is_reader:
-                # The workers of the reader go on counting meanwhile.
+                # What the reader did not know when it sent the rows, this process learns with the next step.
                 self._guard.num_read = deal.num_bad
             self._filler = deal.filler if self._filler is None else self._filler
             yield from self._micro_batches(deal, first, end, seed, epoch)
@@ -198,9 +201,15 @@ class StreamBatches:
         """Yields the rows of this rank with their places in the epoch, and records the blocks of the streams."""
         workers = range(self._options["num_workers"] or 1)
         active, waiting = set(workers), dict[int, dict[int, Round]]()
+        num_bad = dict[int, int]()
         number = start // self.num_streams
         with_epoch = _in_epoch(iter(self.loader), epoch)
         for part in with_epoch:
+            self._changes |= part.changes
+            num_bad[part.worker] = part.num_bad
+            self._guard.num_read = sum(num_bad.values())
+            if part.number < 0:
+                continue
             waiting.setdefault(part.number, {})[part.worker] = part
             while active and active <= waiting.get(number, {}).keys():
                 parts = waiting.pop(number)
@@ -222,8 +231,6 @@ class StreamBatches:
             known.append(block)
         elif known[-1].first == block.first:
             # The block of a checkpoint, which is read again.
-            if None not in (known[-1].digest, block.digest) and known[-1].digest != block.digest:
-                self._other_rows.add(stream)
             known[-1] = block
         given = rounds_before(self._trained, stream, self.num_streams)
         # Blocks before the one of the position are not needed any more.
@@ -234,13 +241,28 @@ class StreamBatches:
         with self._of_collator.seeded(seed):
             try:
                 batch = self._collate(rows) if rows else PaddingBatch(self._collate([self._any_row()]))
-            except Exception:
+            except Exception as error:
                 if not self._guard.skips:
+                    self._refuse_other_columns(rows, first, error)
                     raise
                 batch = self._collated_singly(rows, first)
+        self._columns = self._columns or _columns_of(rows)
         if self._pins:
             batch = _pinned(batch)
         return batch
+
+    def _refuse_other_columns(self, rows: list[Any], first: int, error: Exception) -> None:
+        """Raises FG729 if rows that cannot be collated have other columns than the rows before them."""
+        every = [found for row in rows if (found := _columns_of([row])) is not None]
+        known = self._columns or next(iter(every), None)
+        if (other := next((found for found in every if found != known), None)) is not None and known is not None:
+            raise TrainingError(
+                f"among rows {first + 1} to {first + self._share.all_rows} of the epoch is one with the columns "
+                f"{', '.join(other)}; those before it have {', '.join(known)}, and both cannot be in one batch "
+                f"({type(error).__name__}: {first_line(error)})",
+                code="FG729",
+                hint="give all shards the same columns, or set bad_rows to leave out rows that cannot be collated",
+            ).about("train_dataset") from error
 
     def _collated_singly(self, rows: list[Any], first: int) -> Any:
         """Returns the micro-batch of the rows that can be collated alone."""
@@ -285,13 +307,9 @@ class StreamBatches:
 
     def take_changes(self) -> list[str]:
         """Returns descriptions of the changes of rows since the checkpoint that were noticed since the last call."""
-        found, self._other_rows = sorted(self._other_rows), set()
-        if not found:
-            return []
-        return [
-            f"stream {found[0]} gives other rows at the same place (of another tokenizer, column, length or order of "
-            "the texts)"
-        ]
+        found, self._changes = self._changes, {}
+        shown = [f"stream {stream} gives other rows at the same place: {found[stream]}" for stream in sorted(found)]
+        return shown if len(shown) <= _SHOWN else [*shown[:_SHOWN], f"and {len(shown) - _SHOWN} more streams"]
 
     def trained(self, row: int) -> None:
         """Notes that the model was trained on the first `row` rows of the epoch, over all ranks."""
@@ -331,61 +349,14 @@ class StreamBatches:
         self._resumed = {number: block for number, block in loaded.items() if number in mine}
 
 
-def is_iterable(dataset: Any) -> bool:
-    """Returns whether a data set is iterable only: rows cannot be read by number."""
-    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
-    if isinstance(dataset, IterableDataset):
-        return True
-    return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))
-
-
-def chosen_streams(dataset: Any, args: TrainingArguments, replicas: int) -> int:
-    """Returns the number of virtual streams by which a new run reads a data set; 0 if every process reads all rows.
-
-    Args:
-        dataset: the data set.
-        args: the training arguments, whose `data_streams` is taken, if it is given, and `bad_rows` needs streams.
-        replicas: the number of data-parallel ranks.
-
-    Raises:
-        TrainingError: FG909 if the data set has no shards and virtual streams are asked for; FG919 if there are more
-            streams than shards; FG976 if bad rows are to be left out of rows that are not read by virtual streams.
-    """
-    data_streams = args.data_streams
-    stream = stream_of(dataset) if is_iterable(dataset) and data_streams != 0 else None
-    if stream is None and args.bad_rows != STOP:
-        raise TrainingError(
-            f"bad_rows is {args.bad_rows!r}, and the training rows are not read by virtual streams",
-            code="FG976",
-            hint="give streamed rows with shards (streaming: true), without data_streams: 0, or set bad_rows: stop",
-        ).about("args.bad_rows")
-    if stream is None:
-        if not data_streams or not is_iterable(dataset):
-            return 0
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the rows of {type(dataset).__name__} can only be read as a whole",
-            code="FG909",
-            hint="give a data set with shards (forgather.ml.data.shards:ShardedRows), or set data_streams: 0",
-        ).about("args.data_streams")
-    if data_streams is None:
-        return 1 if args.train_sampling_strategy == "sequential" else stream.usual_streams(replicas)
-    most = stream.most_streams
-    if most is not None and data_streams > most:
-        raise TrainingError(
-            f"data_streams is {data_streams}, and the data has {plural(most, 'shard')}",
-            code="FG919",
-            hint=f"set data_streams to {most} or less, or write more shards, as 'fgcli data prepare' does",
-        ).about("args.data_streams")
-    return data_streams
+def _columns_of(rows: Sequence[Any]) -> list[str] | None:
+    """Returns the names of the columns of the first row; None if it has none."""
+    return sorted(map(str, rows[0])) if rows and isinstance(rows[0], Mapping) else None
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:
-    while True:
-        # For rows that are read in this process; a worker stays in the epoch.
-        with reading_epoch(epoch):
-            found = next(rounds, None)
-        if found is None:
-            return
+    # For rows that are read in this process; a worker stays in the epoch.
+    while (found := next_in_epoch(rounds, epoch, None)) is not None:
         yield found
 
 

@@ -66,7 +66,7 @@ from forgather.ml.trainer.row_checks import check_size
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
 from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
 from forgather.ml.trainer.weight_average import WeightAverage, average_of

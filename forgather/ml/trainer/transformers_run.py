@@ -40,7 +40,7 @@ from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.tracking import Logged, receiving
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
-from forgather.ml.trainer.stream_batches import is_iterable
+from forgather.ml.trainer.stream_choice import is_iterable
 
 _log = get_logger(__name__)
 

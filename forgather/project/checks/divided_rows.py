@@ -1,7 +1,8 @@
 """Checks `context_parallel_size`: whether the model of a config is one whose rows can be divided by positions.
 
-The input is a graph; the output is findings. Nothing is imported. Only the configuration class of the model and the
-numbers of heads that the config writes are compared; the run also refuses what is not known before it.
+The input is a graph; the output is findings. Nothing is imported. Compared are the configuration class of the model
+and, as far as the config writes them, the numbers of heads or, for a ring, the settings of its attention; the run also
+refuses what is not known before it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from forgather.config.graph import Call, Scalar
 from forgather.config.traverse import walk
@@ -18,6 +20,7 @@ from forgather.errors import Diagnostic
 from forgather.parallel_sizes import uneven_heads
 from forgather.project.checks.subject import Subject
 from forgather.project.trainer_arguments import TrainerArguments, keyword, model_of_main, trainer_arguments
+from forgather.ring_models import ATTENTION, ring_obstacle
 
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "context_models.json")
 _CONFIG = re.compile(r"transformers(\.[\w.]+)?:(?P<name>\w+Config)")
@@ -52,6 +55,9 @@ def _check_model(subject: Subject, arguments: TrainerArguments, size: int) -> It
             span=span,
         )
         return
+    if arguments.plain("context_parallel_method") == "ring":
+        yield from _check_ring(arguments, made, config, name)
+        return
     heads = _whole(config, "num_attention_heads") or _whole(config, "n_head")
     if heads is None:
         return
@@ -62,14 +68,38 @@ def _check_model(subject: Subject, arguments: TrainerArguments, size: int) -> It
         yield Diagnostic(code="FG758", message=f"{name}: {problem[0]}", hint=problem[1], span=span)
 
 
+def _check_ring(arguments: TrainerArguments, made: list[Call], config: Call, name: str) -> Iterator[Diagnostic]:
+    # What is not a plain value is known only in the run, which compares it too.
+    written: dict[str, Any] = {
+        str(entry.key): entry.value.value if isinstance(entry.value, Scalar) else None for entry in config.kwargs
+    }
+    chosen = [keyword(call, "attn_implementation") for call in made]
+    attention = next((str(node.value) for node in chosen if isinstance(node, Scalar) and node.value), ATTENTION)
+    family = next(family for family, names in _proven_families().items() if name in names)
+    found = ring_obstacle(family, written, attention)
+    if found is not None:
+        entry = arguments.entry("context_parallel_method")
+        yield Diagnostic(
+            code="FG759",
+            message=f"context_parallel_method is 'ring', and {found[0]}: torch's ring attention is causal attention "
+            "over whole rows",
+            hint=found[1],
+            span=entry.span if entry else config.span,
+        )
+
+
 def _whole(config: Call, name: str) -> int | None:
     node = keyword(config, name)
     value = node.value if isinstance(node, Scalar) else None
     return value if isinstance(value, int) and value > 0 else None
 
 
-@cache
 def _proven_configs() -> frozenset[str]:
+    return frozenset(name for names in _proven_families().values() for name in names)
+
+
+@cache
+def _proven_families() -> dict[str, list[str]]:
     with open(_TABLE, encoding="utf-8") as stream:
-        families = json.load(stream)["families"]
-    return frozenset(name for names in families.values() for name in names)
+        families: dict[str, list[str]] = json.load(stream)["families"]
+    return families

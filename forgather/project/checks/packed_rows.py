@@ -21,15 +21,16 @@ from forgather.config.traverse import walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
+from forgather.project.trainer_arguments import keyword
+from forgather.ring_models import INSTEAD
 from forgather.signatures.results import Callee
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "packing_models.json")
-_PACKS = tuple(
-    f"forgather.ml.data{name}" for name in (":tokenize", ".packing:tokenize", ":prepared", ".prepared_rows:prepared")
-)
+_TOKENIZE = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
+_PACKS = (*_TOKENIZE, "forgather.ml.data:prepared", "forgather.ml.data.prepared_rows:prepared")
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
 _PACKS_EXAMPLES = ("forgather.ml.data:pack_examples", "forgather.ml.data.example_packing:pack_examples")
 _CAN_PACK_EXAMPLES = (*_LABELS, "forgather.ml.data:tokenize_chats", "forgather.ml.data.chat_tokens:tokenize_chats")
@@ -45,6 +46,8 @@ def check_packed_rows(subject: Subject) -> list[Diagnostic]:
         given = arguments_of(called)
         if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
             findings += _check_trainer(called, given, calls, reader)
+            if _is_on_a_ring(given.get("args")):
+                findings += _check_ring(called, given)
     return findings
 
 
@@ -73,6 +76,27 @@ def _check_trainer(
             if packs_examples
             else "set document_boundaries: false in tokenize if this is intended, or train another model",
         )
+
+
+def _check_ring(called: Called, given: Mapping[str, Node]) -> Iterator[Diagnostic]:
+    for name in ("train_dataset", "eval_dataset"):
+        made = [node for _, node in walk([((), given[name])], unbuilt=False)] if name in given else []
+        calls = [node for node in made if isinstance(node, Call)]
+        packs = [node for node in calls if node.constructor in _TOKENIZE and not _joins_documents(node)]
+        if packed := packs or [node for node in calls if _packs_examples(node)]:
+            yield Diagnostic(
+                code="FG794",
+                message=f"the rows of {name} hold several documents, which must not see one another, and "
+                "context_parallel_method: ring computes causal attention over whole rows",
+                span=packed[0].span,
+                path=format_path((*called.path, Key(name))),
+                hint=f"{INSTEAD}, or set {'document_boundaries' if packs else 'packing'}: false",
+            )
+
+
+def _is_on_a_ring(arguments: Node | None) -> bool:
+    method = keyword(arguments, "context_parallel_method")
+    return isinstance(method, Scalar) and method.value == "ring"
 
 
 def _packs_examples(node: Call) -> bool:

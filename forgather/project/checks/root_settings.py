@@ -19,6 +19,7 @@ from forgather.config.traverse import roots, walk
 from forgather.config.yaml.events import Refusal
 from forgather.errors import Diagnostic, Severity, closest
 from forgather.project.checks.setting_rules import rules_about
+from forgather.project.constructor_rules import home_of
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 from forgather.rules import Rules, shipped_rules
 
@@ -185,8 +186,8 @@ def _builds_a_trainer(entry: Entry) -> bool:
     node = entry.value
     if not isinstance(node, Call) or node.kind in (CallKind.PARTIAL, CallKind.META):
         return False
-    known = shipped_rules()
-    return any(node.constructor in rules.about for name in _TRAINERS for rules in known.get(name, ()))
+    known, home = shipped_rules(), home_of(node.constructor)
+    return any(home in rules.about for name in _TRAINERS for rules in known.get(name, ()))
 
 
 def _finding(code: str, message: str, severity: Severity, path: tuple[str, ...], entry: Entry, hint: str) -> Diagnostic:

@@ -18,6 +18,7 @@ from forgather.config.lint.argument_check import binds
 from forgather.config.lint.call_check import Called, Judgement, Unchecked
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.constructor_rules import rules_of
 from forgather.project.setting_precedence import Precedence
 from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, misfit
 from forgather.rules import Rules, Violation, shipped_rules
@@ -269,8 +270,8 @@ def _unknown(values: Iterable[Any]) -> bool:
 def rules_about(called: Called) -> tuple[Rules, ...]:
     """Returns the rules about a called object or its base class; an empty tuple if there are none."""
     rules = shipped_rules()
-    if called.node.constructor in rules:
-        return rules[called.node.constructor]
+    if found := rules_of(called.node.constructor):
+        return found
     gives = called.callee.gives.accepts if called.callee and called.callee.kind == "class" else None
     return next((rules[word[9:]] for word in gives or () if word.removeprefix("instance:") in rules), ())
 
@@ -352,7 +353,7 @@ def _place_of_setting(node: Call, argument: str, rules: Rules) -> tuple[GraphPat
         inside = _within(entry.value, inner)
         return (Key(entry.key), *inside[0]), inside[1] or entry
     if inner and isinstance(entry.value, Call):
-        theirs = shipped_rules().get(entry.value.constructor, (rules,))[0]
+        theirs = (rules_of(entry.value.constructor) or (rules,))[0]
         path, nested = _place_of_setting(entry.value, inner, theirs)
         return (Key(entry.key), *path), nested or entry
     return (Key(entry.key),), entry

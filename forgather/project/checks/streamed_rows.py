@@ -27,8 +27,7 @@ def check_streamed_rows(subject: Subject) -> list[Diagnostic]:
     for called in subject.calls.values():
         given = arguments_of(called)
         if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
-            rows = _calls(given["train_dataset"])
-            stream = next((call for call in rows if _is_stream(call)), None)
+            stream = next(iter(streams_of(given["train_dataset"])), None)
             if stream is not None:
                 found += _check_trainer(called, given, stream, subject.calls)
                 found += _check_functions(called, stream)
@@ -72,7 +71,7 @@ def _check_trainer(
             path=path,
             hint="remove data_streams: 0, or set bad_rows: stop",
         )
-    buffer_size = _argument(stream, "buffer_size")
+    buffer_size = argument_of(stream, "buffer_size")
     is_shuffled = buffer_size is None or (isinstance(buffer_size, Scalar) and buffer_size.value != 0)
     if isinstance(strategy, Scalar) and strategy.value == "sequential" and is_shuffled:
         yield Diagnostic(
@@ -85,7 +84,7 @@ def _check_trainer(
 
 
 def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
-    has_eval = not _is_null(_argument(stream, "eval_paths"))
+    has_eval = not _is_null(argument_of(stream, "eval_paths"))
     for call in _calls(called.node):
         name = call.constructor.rpartition(":")[2]
         # `split` keeps evaluation rows that are given, and those are never streamed.
@@ -110,7 +109,7 @@ def _needs_all(call: Call) -> bool:
 
 def _calls_of_rows(call: Call) -> list[Call]:
     """Returns the calls that make the rows which a function gets, without those for evaluation, never streamed."""
-    node = next(iter(call.args), None) or _argument(call, "dataset") or _argument(call, "datasets")
+    node = next(iter(call.args), None) or argument_of(call, "dataset") or argument_of(call, "datasets")
     found: dict[int, Call] = {}
     seen: set[int] = set()
     left = [] if node is None else [node]
@@ -136,13 +135,19 @@ def _calls(node: Node) -> list[Call]:
     return [found for _, found in walk([((), node)], unbuilt=False) if isinstance(found, Call)]
 
 
+def streams_of(node: Node) -> list[Call]:
+    """Returns the calls below a node that give streamed rows."""
+    return [call for call in _calls(node) if _is_stream(call)]
+
+
 def _is_stream(call: Call) -> bool:
     is_reader = call.constructor.startswith(_DATA) and call.constructor.endswith(_READERS)
-    flag = _argument(call, "streaming")
+    flag = argument_of(call, "streaming")
     return is_reader and isinstance(flag, Scalar) and flag.value is True
 
 
-def _argument(call: Call, name: str) -> Node | None:
+def argument_of(call: Call, name: str) -> Node | None:
+    """Returns the node of a keyword argument; None if it is not given."""
     return next((entry.value for entry in call.kwargs if entry.key == name), None)
 
 

@@ -46,6 +46,33 @@ _CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 11}
 _IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": 0.0}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 _OFFLOADED = {"settings": {"activation_offloading": True}, "moves": True, "as": ""}
+# A ring computes causal attention over whole rows.
+_ONE_DOCUMENT = {"packing": {"document_boundaries": False}}
+_SAME = {"as": "one document"}
+_OF_ONE_DOCUMENT = {
+    "": {},
+    ", recomputed": {"settings": {"gradient_checkpointing": True}, **_SAME},
+    ", selective": {
+        "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"mode": "selective"}},
+        **_SAME,
+    },
+    ", chunked loss": {"settings": _CHUNKED, **_SAME},
+    ", offloaded": {**_OFFLOADED, **_SAME},
+    ", fewer from epoch 1": {"settings": {"accumulate_grad_batches": {0: 3, 1: 2}}},
+    ", LoRA": {"adapter": {"r": 4, "lora_alpha": 8}},
+    ", averaged": {
+        "settings": {"ema_decay": 0.8, "ema_update_after_step": 1, "eval_strategy": "steps", "eval_steps": 2},
+        "evaluates": True,
+    },
+    ", evaluated": {"settings": {"eval_strategy": "steps", "eval_steps": 1}, "evaluates": True},
+    ", bf16": {"settings": {"bf16": True}},
+    ", fp16": {"settings": {"fp16": True}, **_SAME},
+    ", re-entrant": {
+        "settings": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        **_SAME,
+    },
+    ", in backward": {"settings": _IN_BACKWARD},
+}
 OPTIONS = {
     "": {},
     "offloaded": _OFFLOADED,
@@ -74,6 +101,7 @@ OPTIONS = {
     "bf16, chunked loss": {"settings": {**_CHUNKED, "bf16": True}, "as": "bf16"},
     "chunked loss, LoRA": {"settings": _CHUNKED, "adapter": {"r": 4, "lora_alpha": 8}, "as": "LoRA"},
     "flattened": {"collator": DataCollatorWithFlattening, "packing": {"document_boundaries": False}},
+    **{f"one document{name}": {**option, **_ONE_DOCUMENT} for name, option in _OF_ONE_DOCUMENT.items()},
     "frozen stage": {"frozen": True},
     "frozen stage, recomputed": {"frozen": True, "settings": {"gradient_checkpointing": True}, "as": "frozen stage"},
     "bf16, frozen stage": {"frozen": True, "settings": {"bf16": True}},
@@ -175,6 +203,8 @@ LIMITS = {
     "fp64": {"loss": 1e-10, "grad_norm": 1e-10, "updrel": 1e-10},
     "fp32 sgd": {"grad_norm": 5e-6, "updrel": 1e-5},
     "fp32 adamw": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 1e-2 * 1e-3},
+    # A ring adds the keys of a row in another order; AdamW divides by gradients as small as what is rounded.
+    "fp32 adamw, ring": {"loss": 2e-6, "grad_norm": 2e-6, "updrel": 2e-5, "max_abs": 5e-2 * 1e-3},
     # Slices add products in another order; AdamW divides by gradients as small as what is rounded.
     "fp32 adamw, slices": {"loss": 2e-6, "grad_norm": 5e-6, "updrel": 6e-5, "max_abs": 1e-1 * 1e-3},
 }
@@ -226,12 +256,13 @@ class Cell:
     @property
     def limits(self):
         """What its errors may be."""
-        if self.option.startswith(("bf16", "fp16")):
+        if self.option.startswith(("bf16", "fp16")) or self.option.endswith((", bf16", ", fp16")):
             precision = (self.settings.get("fsdp_config") or {}).get("mixed_precision")
-            is_gathered = self.option.startswith("bf16") and "fsdp" in self.settings and precision != "autocast"
+            is_gathered = "bf16" in self.option and "fsdp" in self.settings and precision != "autocast"
             return LIMITS["half, gathered" if is_gathered else "half"]
         is_sliced = self.precision == "fp32 adamw" and "tensor_parallel_size" in self.settings
-        return LIMITS[f"{self.precision}, slices" if is_sliced else self.precision]
+        is_on_a_ring = self.precision == "fp32 adamw" and "context_parallel_method" in self.settings
+        return LIMITS[self.precision + (", slices" if is_sliced else ", ring" if is_on_a_ring else "")]
 
     @property
     def name(self):
@@ -384,7 +415,7 @@ def train(cell, sabotage=None):
             ),
             args=args,
             train_dataset=packed_rows(cell.accumulation, cell.updates, **option.get("packing", {})),
-            eval_dataset=packed_rows(1, 1) if option.get("evaluates") else None,
+            eval_dataset=packed_rows(1, 1, **option.get("packing", {})) if option.get("evaluates") else None,
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
             adapter=option.get("adapter"),

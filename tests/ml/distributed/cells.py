@@ -1,6 +1,6 @@
 """Which trainings are compared with one process: the cells of the matrix, as data."""
 
-from tests.ml.distributed.bench import GLOBAL_ROWS, Cell
+from tests.ml.distributed.bench import GLOBAL_ROWS, OPTIONS, Cell
 
 SCHEDULES = {
     "ScheduleGPipe": 1,
@@ -85,6 +85,20 @@ def _kinds():
         yield _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="shard_grad_op")
 
 
+def _rings():
+    for ranks, rotate_method in ((2, "allgather"), (4, "alltoall")):
+        yield _ring("CP ring", ranks, ranks, dp_size=1, context_parallel_rotate_method=rotate_method)
+    yield _ring("DP2 x CP2 ring", 4, dp_size=2)
+    yield _ring("FSDP2 x CP2 ring", 4, dp_size=2, fsdp="full_shard")
+    yield _ring("CP2 ring x TP2", 4, dp_size=1, tensor_parallel_size=2)
+    yield _ring("FSDP2 x CP2 ring x TP2", 8, dp_size=2, tensor_parallel_size=2, fsdp="full_shard")
+    yield _ring("HSDP x CP2 ring", 8, dp_size=4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2})
+
+
+def _ring(strategy, world_size, size=2, **settings):
+    return _accel(strategy, world_size, context_parallel_size=size, context_parallel_method="ring", **settings)
+
+
 _QUICK = {
     ("DDP", 2, "llama", 3),
     ("FSDP2", 2, "gpt2", 3),
@@ -102,6 +116,12 @@ _QUICK = {
     ("DualPipeV", 2, "gpt2", 1),
 }
 """What every run of the suite trains, in fp64; products of strategies are in test_sharded.py and test_pipeline.py."""
+
+
+_QUICK_RINGS = {
+    ("CP ring", 2, "gpt2", 3, "fp64"),
+    ("FSDP2 x CP2 ring", 4, "llama", 1, "fp64"),
+}
 
 
 _QUICK_OPTIONS = {
@@ -140,6 +160,29 @@ def all_cells():
                     cell = {"model": model, "accumulation": accumulation, "precision": precision, "quick": is_quick}
                     yield Cell(**kind, **cell)
     yield from _with_options()
+    yield from _of_one_document()
+
+
+def _of_one_document():
+    """Yields the cells of a ring, which computes causal attention over whole rows."""
+    for kind in _rings():
+        tied = "tied llama" if "tensor_parallel_size" in kind["settings"] else "gpt2"
+        for model in ("llama", tied):
+            for accumulation in (1, 3):
+                for precision in ("fp64", "fp32 sgd", "fp32 adamw"):
+                    named = (kind["strategy"], kind["world_size"], model, accumulation, precision)
+                    cell = {"model": model, "accumulation": accumulation, "precision": precision}
+                    yield Cell(**kind, **cell, option="one document", quick=named in _QUICK_RINGS)
+    # What torch or Forgather refuses with the strategy, whatever divides the rows.
+    sharded, sliced = ("re-entrant", "in backward"), ("LoRA", "fp16")
+    for option in [name for name in OPTIONS if name.startswith("one document, ")]:
+        for kind in _rings():
+            is_refused = option.endswith(sharded) and "fsdp" not in kind["settings"]
+            is_refused |= option.endswith(sliced) and "tensor_parallel_size" in kind["settings"]
+            if kind["strategy"] in ("CP ring", "FSDP2 x CP2 ring", "CP2 ring x TP2") and not is_refused:
+                precision = "fp32 sgd" if option.endswith(("bf16", "fp16")) else "fp64"
+                accumulation = 1 if option.endswith("in backward") else 3
+                yield Cell(**kind, accumulation=accumulation, precision=precision, option=option)
 
 
 def _with_options():

@@ -71,6 +71,7 @@ def pipeline(name, schedule, **args):
 
 
 SHARDED = {"fsdp": "full_shard"}
+RING = {"context_parallel_method": "ring"}
 CHUNKED = {"linear_cross_entropy": True, "linear_cross_entropy_chunk_size": 32}
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": 0.0, "per_device_train_batch_size": 1}
 QUICK = [
@@ -121,6 +122,10 @@ FULL = [
     Cell("context", 2, "AccelTrainer", {"context_parallel_size": 2}, above=0.1, below=0.03),
     Cell("context on 4", 4, "AccelTrainer", {"context_parallel_size": 4}, above=0.1, below=0.03),
     Cell("context, FSDP2", 4, "AccelTrainer", {**SHARDED, "context_parallel_size": 2}, above=0.1, below=0.03),
+    Cell("context ring", 2, "AccelTrainer", {"context_parallel_size": 2, **RING}, above=0.1, below=0.03),
+    Cell(
+        "context ring, FSDP2", 4, "AccelTrainer", {**SHARDED, "context_parallel_size": 2, **RING}, above=0.1, below=0.03
+    ),
     pipeline("1F1B of 8 blocks", "Schedule1F1B"),
     pipeline("GPipe", "ScheduleGPipe"),
     pipeline("interleaved 1F1B", "ScheduleInterleaved1F1B", stages_per_rank=2),

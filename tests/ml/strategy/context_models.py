@@ -22,6 +22,11 @@ _SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "n
 _SIZES |= {"vocab_size": VOCAB, "max_position_embeddings": LENGTH}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2, "head_dim": 8}
 _WINDOWS = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
+_WITHOUT_WINDOWS = {
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "layer_types": ["full_attention", "full_attention"],
+}
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 _QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
@@ -44,6 +49,15 @@ def model_of(family, attention="sdpa"):
     # Eager attention computes its softmax in float32 whatever the type of the model.
     dtype = "float32" if attention == "eager" else "float64"
     return from_config(FAMILIES[family](), seed=3, dtype=dtype, attn_implementation=attention)
+
+
+def causal_model_of(family, dtype="float64", **settings):
+    """Returns the model of a family without sliding windows, whose attention a ring computes."""
+    config = FAMILIES[family]()
+    for name, value in {**_WITHOUT_WINDOWS, **settings}.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    return from_config(config, seed=3, dtype=dtype, attn_implementation="sdpa")
 
 
 def rows_of_kind(kind, seed=5):

@@ -26,39 +26,13 @@ from forgather.project.project import Project
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.context_models import FAMILIES, model_of, rows_of_kind
+from tests.ml.strategy.divided_rows import distance
 
 KINDS = ("whole", "uneven", "packed", "uneven packed", "padded", "padded first")
 
 
-def _gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 def _distance(family, attention, kind, damage=contextlib.nullcontext):
-    """Returns the relative difference between divided and whole rows, of the loss or of the gradients."""
-    model = model_of(family, attention)
-    rule = loss_rule(model)
-    batch = rule.prepared(rows_of_kind(kind))
-    whole = rule.total(model, batch)
-    expected = _gradients(model, whole)
-    parts = SequenceParts(dist.group.WORLD, torch.device("cpu"))
-    with damage():
-        part = parts.part(batch)
-        with parts.computing(part):
-            loss = rule.total(model, part)
-            found = _gradients(model, loss)
-    for gradient in found:
-        dist.all_reduce(gradient)
-    apart = _norm(one - other for one, other in zip(found, expected, strict=True)) / _norm(expected)
-    total, whole = loss.detach().clone(), whole.detach()
-    dist.all_reduce(total)
-    return max(apart, float((total - whole).abs() / whole))
-
-
-def _norm(tensors):
-    return float(sum(tensor.double().square().sum() for tensor in tensors).sqrt())
+    return distance(model_of(family, attention), rows_of_kind(kind), damage)
 
 
 def _distances(cases):
@@ -262,7 +236,7 @@ def test_heads_that_cannot_be_divided_are_refused():
 @pytest.mark.parametrize(
     ("kind", "settings", "code"),
     (
-        (AccelTrainingArguments, {"context_parallel_method": "ring"}, "FG759"),
+        (AccelTrainingArguments, {"context_parallel_rotate_method": "alltoall"}, "FG814.*no keys and values go around"),
         (AccelTrainingArguments, {"torch_compile": True}, "FG770"),
         (AccelTrainingArguments, {"deepspeed": {"zero_optimization": {"stage": 1}}}, "FG770"),
         (AccelTrainingArguments, {"neftune_noise_alpha": 5.0}, "FG814"),

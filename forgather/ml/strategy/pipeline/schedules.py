@@ -182,6 +182,7 @@ def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | 
     return None
 
 
+_NOTHING_TO_DO = contextlib.nullcontext()
 _MAX_SHAPES = 16
 """The number of input shapes whose buffers are kept. The least recently used ones are dropped."""
 
@@ -373,16 +374,16 @@ class StageRNG:
         self.position = position
         self.draws = draws
 
-    @contextlib.contextmanager
-    def isolated(self) -> Iterator[None]:
-        """Context manager that seeds torch for this rank, and restores the previous random state at its end.
+    def isolated(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context manager that seeds torch for this rank, and restores the previous random state at its end.
 
         Every rank of a pipeline must enter it the same number of times, because entering draws a random number from the
         global random state.
         """
-        if not self.draws:
-            yield
-            return
+        return self._seeded() if self.draws else _NOTHING_TO_DO
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
         # One draw from the generator whose state is equal on all ranks of the replica: its state in a checkpoint
         # determines the random numbers of every stage.
         shared = int(torch.randint(2**62, (), dtype=torch.int64))
