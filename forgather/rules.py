@@ -495,7 +495,7 @@ def _switch_of(name: str, section: Mapping[str, Any]) -> tuple[Any, list[Violati
         if key == "enabled" or value is None or value is False:
             continue
         alias = alias_of("setting", str(key))
-        hint = alias.why if alias is not None and alias.verdict == "none" else f"write {name}: true"
+        hint = alias.why if alias is not None and alias.why else f"write {name}: true"
         found.append(Violation("FG811", f"{shown(key)} of {name} is not available", name, hint, found=value))
     return section.get("enabled", section), found
 
