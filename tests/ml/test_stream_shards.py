@@ -75,7 +75,8 @@ def test_the_note_names_the_way_out(tmp_path, settings, more, said):
     found = notes(tmp_path, "parquet", str(tmp_path / "a.parquet"), 4, settings=settings, more=more)
     assert ([] if said is None else [True]) == [said in one.hint for one in found]
     assert all(one.severity == "note" and one.span.line == 5 for one in found)
-    once = "read by several replicas" if "dispatch_rows" in settings else "once on each machine"
+    is_dealt = "dispatch_rows" not in settings and "data_streams: 0" not in settings
+    once = "once on each machine" if is_dealt else "read by several replicas"
     assert all(once in one.message for one in found)
 
 
