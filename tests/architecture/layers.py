@@ -11,7 +11,7 @@ foundation:
     bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
     rule_conditions
     accumulation
-    whole_rows cache_file errors parallel_sizes ring_models shown_secrets
+    whole_rows cache_file errors parallel_sizes ring_models rotary_types shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt parameter_settings requirements
     rules
