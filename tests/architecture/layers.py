@@ -221,7 +221,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    activation_budget activation_offloading batch_sizes varlen_attention vocabulary
+    activation_budget activation_offloading batch_sizes kernel_comparison varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim
     attention_inputs classifiers context_attention ring_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
