@@ -13,12 +13,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from forgather.compatibility import combination_facts
+from forgather.rule_conditions import holds, names_of
 from forgather.stored_model import stored_config
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "quantization.json")
 _SHARDED = ("fsdp2", "fsdp2 with resharding", "hybrid shards")
 # 4 bits were compared under DDP and FSDP2, 8 bits in one process: scripts/oracles/library_pairs.py.
-_UNDER_COPIES = ("use_liger_kernel", "torch_compile", "activation_offloading", "optimizer_in_backward")
+_UNDER_COPIES: Mapping[str, str] = {
+    "use_liger_kernel": "use_liger_kernel",
+    "torch_compile": "torch_compile or torch_compile_backend != None or torch_compile_mode != None or "
+    "torch_compile_regions == True",
+    "activation_offloading": "activation_offloading",
+    "optimizer_in_backward": "optimizer_in_backward",
+    "activation_memory_budget": "activation_memory_budget != None",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing_kwargs != None and 'offload' in "
+    "gradient_checkpointing_kwargs",
+    "optim": "optim in ('adamw_torch_8bit', 'adamw_torch_4bit')",
+    "bf16_stochastic_round": "bf16_stochastic_round",
+}
+"""The conditions under which a setting is not compared, by its name."""
+_NEVER = ("use_liger_kernel", "bf16_stochastic_round", "optim", "activation_memory_budget")
 _FLOATS = ("float32", "float16", "bfloat16")
 _CLASSES = {"bitsandbytes": "BitsAndBytesConfig", "torchao": "TorchAoConfig"}
 
@@ -133,8 +147,10 @@ def _not_compared(
         return "context_parallel_size"
     is_copied = strategy in ("ddp", "fsdp2") and facts["replicas"] is None
     is_compared = is_copied and (model.method == "bits4" or (model.method == "bits8" and processes == 1))
-    refused = ("use_liger_kernel",) if is_compared else _UNDER_COPIES
-    return next((name for name in refused if settings.get(name) is True), None)
+    refused = _NEVER if is_compared else _UNDER_COPIES
+    # Settings that the user did not give may be missing where a config is checked.
+    known = {name: None for condition in _UNDER_COPIES.values() for name in names_of(condition)} | dict(settings)
+    return next((name for name in refused if holds(_UNDER_COPIES[name], known) is True), None)
 
 
 def _title(strategy: Any) -> str:

@@ -3,6 +3,7 @@
 The projects that tests make, and the suite's own, are trusted as a user trusts his own; tests of trust take it away.
 """
 
+import functools
 import gc
 import os
 import random
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.isolation import tmp_path  # noqa: F401
+from tests.large_pages import ask_malloc, collapse
+from tests.log_capture import keep_attached
 from tests.patience import patience
 
 TEST_SECONDS = 300
@@ -35,6 +39,7 @@ FIRST, LAST = (
 """The folders whose tests run first, because they are fast and find most faults; and those that run last, because their
 files are short: two processes that take a file at a time then end at about the same time."""
 
+HERE = Path(__file__).parent
 STARTED = pytest.StashKey[float]()
 
 # Before torch is imported, here and in processes that tests start: threads that wait for one another on a tiny model
@@ -44,6 +49,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thousand processes of this suite import the product: where byte code is never written, each compiles it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+ask_malloc()
 
 # What is imported and collected exists as long as the suite: the collector need not look at it again and again. A
 # training of transformers alone asks for four whole collections, which took nine tenths of such a test.
@@ -67,6 +74,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    keep_attached()
     # On a busy machine, drawing a value may take seconds.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
@@ -75,6 +83,8 @@ def pytest_configure(config):
 def pytest_collection_finish(session):
     gc.enable()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        collapse()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -129,10 +139,15 @@ def pytest_runtest_setup(item):
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_teardown(item):
+def pytest_runtest_teardown(item, nextitem):
     yield
     # The report of the teardown takes it to the process that prints the summary.
     item.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[STARTED]))
+    if nextitem is None or nextitem.path != item.path:
+        # What a file of tests leaves, such as what it imported, stays: whole collections, for which some libraries ask, need
+        # not look at it.
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -152,23 +167,27 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    here = Path(__file__).parent
+    limit = pytest.mark.timeout(patience(TEST_SECONDS)) if config.getoption("timeout") is None else None
     for item in items:
-        folder = item.path.relative_to(here).parent.as_posix()
-        for name, mark in MARKS.items():
-            if folder == name or folder.startswith(f"{name}/"):
-                item.add_marker(mark)
-    if config.getoption("timeout") is None:
-        limit = pytest.mark.timeout(patience(TEST_SECONDS))
-        for item in items:
+        for mark in _marks(item.path.parent):
+            item.add_marker(mark)
+        if limit is not None:
             item.add_marker(limit)
     if not (config.getoption("all_cells") or config.getoption("full")):
         further = [item for item in items if item.get_closest_marker("matrix")]
         config.hook.pytest_deselected(items=further)
         dropped = set(further)
         items[:] = [item for item in items if item not in dropped]
-    items.sort(key=lambda item: _place(item.path.relative_to(here).parts[0]))
+    items.sort(key=lambda item: _place(item.path.parent))
 
 
+@functools.cache
+def _marks(folder):
+    name = folder.relative_to(HERE).as_posix()
+    return [mark for prefix, mark in MARKS.items() if name == prefix or name.startswith(f"{prefix}/")]
+
+
+@functools.cache
 def _place(folder):
-    return FIRST.index(folder) if folder in FIRST else len(FIRST) + (folder in LAST)
+    top = [*folder.relative_to(HERE).parts, ""][0]
+    return FIRST.index(top) if top in FIRST else len(FIRST) + (top in LAST)

@@ -137,6 +137,7 @@ def test_saving_without_a_folder_is_a_warning():
 
 
 _OF_A_CALL = {
+    "fsdp_config": {},
     "sets": ("a",),
     "rows": ("tokenize",),
     "takes": ("a",),

@@ -17,6 +17,7 @@ from forgather.lightning.callback_words import read_callback
 from forgather.lightning.device_count import LARGEST, device_count, is_whole
 from forgather.lightning.durations import seconds_of
 from forgather.lightning.logger_words import read_loggers
+from forgather.lightning.module_settings import refused_settings
 from forgather.lightning.strategy_words import StrategyMeaning, meaning_of_strategy
 from forgather.lightning.trainer_words import TOOL, Given, Limits, Reading, TrainerWords, shown_value
 from forgather.rule_conditions import misfit
@@ -46,6 +47,7 @@ def meaning_of(
     _read_processes(reading)
     _read_lengths(reading)
     _read_trial_run(reading)
+    reading.violations.extend(refused_settings(list(reading.settings), reading.origins, reading.words))
     _add_defaults(reading)
     limits = Limits(**reading.limits)
     return TrainerWords(

@@ -31,6 +31,8 @@ PARTS = ("codes", "scale")
 """The entries of a quantized state in a state dict."""
 
 _CLASSES = {"adamw_torch": "_AdamW", "adamw_torch_8bit": "AdamW8bit", "adamw_torch_4bit": "AdamW4bit"}
+_COMPARED = ("Adam8bit", "Adam4bit", "AdamFp8", "AdamW8bit", "AdamW4bit", "AdamWFp8", "_AdamW")
+"""The classes of torchao whose runs were compared with a plain loop."""
 _BLOCK = 256
 _LEAST = 4096
 
@@ -86,7 +88,7 @@ def adopted(optimizer: Optimizer) -> Optimizer:
         optimizer: an optimizer that has not stepped yet.
 
     Raises:
-        TrainingError: FG708 if it is `CPUOffloadOptimizer` of torchao.
+        TrainingError: FG708 if it is `CPUOffloadOptimizer` of torchao, or a class of it that was not compared.
         DistributedError: FG708 if it is an Adam of torchao, and weights are divided in another way than by rows.
     """
     kind = type(optimizer)
@@ -97,6 +99,12 @@ def adopted(optimizer: Optimizer) -> Optimizer:
             f"{kind.__name__} of torchao keeps its state in a way that no checkpoint here can hold",
             code="FG708",
             hint="use torchao.optim:AdamW8bit, or fsdp_config: {cpu_offload: true} for states in host memory",
+        ).about("optim")
+    if not any(base.__name__ in _COMPARED for base in kind.__mro__ if _is_of_torchao(base)):
+        raise TrainingError(
+            f"{kind.__name__} of torchao was not compared with a plain loop",
+            code="FG708",
+            hint=f"take one of {', '.join(_COMPARED[:-1])}",
         ).about("optim")
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -300,6 +308,50 @@ def refuse_untested(optimizer: Optimizer, place: str) -> None:
             code="FG708",
             hint="use torch.optim:AdamW, or train with trainers/accel_trainer.yaml and, at most, fsdp: true",
         ).about("optimizer_factory")
+
+
+def refuse_rounding(args: Any, factory: Any, *, has_adapter: bool) -> None:
+    """Raises an error if weights are to be rounded at random by an optimizer, or in a model, that does not do it.
+
+    Args:
+        args: the training arguments, ours or those of transformers.
+        factory: the optimizer factory; None for the optimizer that the arguments name.
+        has_adapter: whether the model has an adapter.
+
+    Raises:
+        TrainingError: FG708 if they are.
+    """
+    if not getattr(args, "bf16_stochastic_round", False):
+        return
+    if has_adapter:
+        raise TrainingError(
+            "bf16_stochastic_round is true, and it was not compared with a plain loop with an adapter",
+            code="FG708",
+            hint="remove bf16_stochastic_round",
+        ).about("bf16_stochastic_round")
+    if factory is not None:
+        raise TrainingError(
+            "bf16_stochastic_round is true, and an optimizer_factory makes the optimizer",
+            code="FG708",
+            hint="give bf16_stochastic_round: true to torchao.optim:AdamW8bit, or set optimizer_factory to null",
+        ).about("bf16_stochastic_round")
+
+
+def refuse_uncompared(optimizer: Optimizer, model: nn.Module, args: Any) -> None:
+    """Raises an error if an optimizer of torchao would step a model with which it was not compared.
+
+    Args:
+        optimizer: the optimizer.
+        model: the model.
+        args: the training arguments, ours or those of transformers.
+
+    Raises:
+        DistributedError: FG708 if rows are divided, or if the base model is quantized.
+    """
+    if getattr(args, "context_parallel_size", 1) > 1:
+        refuse_untested(optimizer, "with divided rows")
+    if getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        refuse_untested(optimizer, "with a quantized base model")
 
 
 def _is_of_torchao(kind: type) -> bool:

@@ -16,7 +16,7 @@ foundation:
     heartbeat interrupt parameter_settings requirements
     rules
     lightning.device_count lightning.durations lightning.strategies run_control translation
-    lightning.option_rules
+    lightning.option_rules lightning.module_settings
     lightning.strategy_words lightning.trainer_words
     lightning.callback_words lightning.logger_words
     lightning.meaning

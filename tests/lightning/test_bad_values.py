@@ -11,6 +11,7 @@ from forgather.errors import ForgatherError
 from forgather.lightning import read_words
 from forgather.lightning.meaning import meaning_of
 from tests.bad_values import BAD_VALUES
+from tests.each import each
 
 WORDS = sorted(word for word, record in read_aliases()["setting"].items() if "lightning" in record["tools"])
 CALLBACKS = ("ModelCheckpoint", "GradientAccumulationScheduler", "EarlyStopping", "LearningRateMonitor", "Timer")
@@ -35,11 +36,13 @@ def given(kind, option, value):
     return {"callbacks": [made]} if kind in CALLBACKS else {"strategy": made}
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_wrong_value_of_a_word_is_one_error(word):
-    for value in BAD_VALUES.values():
-        outcome(lambda value=value: read_words(devices=1) if word == "devices" else read_words(**{word: value}))
-        outcome(lambda value=value: read_words(**{word: value}))
+def test_a_wrong_value_of_a_word_is_one_error():
+    def wrong_values(word):
+        for value in BAD_VALUES.values():
+            outcome(lambda value=value: read_words(devices=1) if word == "devices" else read_words(**{word: value}))
+            outcome(lambda value=value: read_words(**{word: value}))
+
+    each(WORDS, wrong_values)
 
 
 OPTIONS = [
@@ -47,10 +50,12 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "option"), OPTIONS)
-def test_a_wrong_value_of_an_option_is_one_error(kind, option):
-    for value in BAD_VALUES.values():
-        outcome(lambda value=value: read_words(devices=1, max_epochs=1, **given(kind, option, value)))
+def test_a_wrong_value_of_an_option_is_one_error():
+    def wrong_values(kind, option):
+        for value in BAD_VALUES.values():
+            outcome(lambda value=value: read_words(devices=1, max_epochs=1, **given(kind, option, value)))
+
+    each(OPTIONS, wrong_values)
 
 
 @pytest.mark.parametrize(

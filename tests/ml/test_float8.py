@@ -81,23 +81,27 @@ def test_without_torchao_it_is_one_located_sentence(monkeypatch):
     assert ("FG793", "args.fp8") == (caught.value.code, caught.value.argument)
 
 
-def test_a_loss_that_was_not_compared_is_refused_by_the_trainer_and_by_the_check(tmp_path):
-    args = TrainingArguments(str(tmp_path), use_cpu=True, fp8="rowwise", fp8_emulate=True)
-    with pytest.raises(TrainingError, match="DPOLoss was not compared") as caught:
+@pytest.mark.parametrize(
+    ("setting", "value", "code"), [("fp8", "rowwise", "FG793"), ("use_liger_kernel", True, "FG790")]
+)
+def test_a_loss_that_was_not_compared_is_refused_by_the_trainer_and_by_the_check(tmp_path, setting, value, code):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, optim="adamw_torch", **{setting: value})
+    with pytest.raises(TrainingError, match="(?=.*DPOLoss).*was not compared") as caught:
         Trainer(tiny_llama(**SIZES), args, train_dataset=[], loss_fn=DPOLoss())
-    assert ("FG793", "args.fp8") == (caught.value.code, caught.value.argument)
-    config = """\
+    assert (code, f"args.{setting}") == (caught.value.code, caught.value.argument)
+    config = f"""\
 -- extends 'project.yaml'
 [trainer_args]
     == super()
-    fp8: rowwise
+    optim: adamw_torch
+    {setting}: {str(value).lower()}
 [loss_fn]
     !singleton:forgather.ml.preference_losses:DPOLoss@loss_fn
 """
     files = {"templates/project.yaml": TINY_TRAINING, "templates/configs/a.yaml": config}
     folder = make_project(tmp_path / "bench", files)
     found = check_project(Project("a.yaml", str(folder))).errors
-    assert [4] == [one.span.line for one in found if one.code == "FG793"]
+    assert [5] == [one.span.line for one in found if one.code == code]
 
 
 def test_a_plan_leaves_it_out_and_says_so(caplog):

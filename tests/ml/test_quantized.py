@@ -97,6 +97,22 @@ def test_packed_weights_that_a_strategy_would_cast_are_refused(storage):
     [
         ({"trainer": "accel", "context_parallel_size": 2}, "context_parallel_size"),
         ({"trainer": "single", "use_liger_kernel": True}, "use_liger_kernel"),
+        ({"trainer": "single", "optim": "adamw_torch_8bit"}, "optim"),
+        ({"trainer": "single", "bf16_stochastic_round": True}, "bf16_stochastic_round"),
+        ({"trainer": "single", "torch_compile": True, "activation_memory_budget": 0.5}, "activation_memory_budget"),
+        (
+            {
+                "trainer": "pipeline",
+                "schedule_class": "Schedule1F1B",
+                "gradient_checkpointing_kwargs": {"offload": True},
+            },
+            "gradient_checkpointing_kwargs",
+        ),
+        ({"trainer": "accel", "fsdp": "full_shard", "gradient_checkpointing_kwargs": {"offload": True}}, None),
+        (
+            {"trainer": "pipeline", "schedule_class": "Schedule1F1B", "torch_compile_backend": "aot_eager"},
+            "torch_compile",
+        ),
         ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "torch_compile": True}, "torch_compile"),
         ({"trainer": "pipeline", "schedule_class": "Schedule1F1B", "activation_offloading": True}, "activation_off"),
         (

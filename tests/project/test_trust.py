@@ -375,10 +375,13 @@ def test_a_switch_that_construction_turns_on_is_seen(tmp_path):
         Project("plain", str(folder))(now=True)
 
 
-def shipped():
+def shipped(one_of_each=False):
+    """Yields every config; with `one_of_each` those that are neither a project's first nor code's are of the full set."""
     for meta in sorted((ROOT / "projects").glob("*/meta.yaml")):
-        for config in sorted((meta.parent / "templates/configs").rglob("*.yaml")):
-            yield pytest.param(meta.parent, config.stem, id=f"{meta.parent.name}-{config.stem}")
+        for number, config in enumerate(sorted((meta.parent / "templates/configs").rglob("*.yaml"))):
+            further = one_of_each and number and (meta.parent.name, config.stem) not in WITH_CODE
+            marks = [pytest.mark.matrix] if further else []
+            yield pytest.param(meta.parent, config.stem, id=f"{meta.parent.name}-{config.stem}", marks=marks)
 
 
 # The examples of a module of the project's own; their READMEs say `fgcli trust`.
@@ -391,7 +394,12 @@ def test_no_shipped_config_needs_trust_but_those_with_code_of_their_own(untruste
     own = (folder.name, config) in WITH_CODE
 
     assert needs_of(project) == (Needs(folders=(str(folder),), packages=()) if own else Needs())
-    codes = {found.code for found in check_project(project).findings}
+
+
+@pytest.mark.parametrize(("folder", "config"), list(shipped(one_of_each=True)))
+def test_the_check_asks_for_trust_where_a_config_has_code_of_its_own(untrusted, warm_settings, folder, config):
+    own = (folder.name, config) in WITH_CODE
+    codes = {found.code for found in check_project(Project(config, str(folder))).findings}
     assert ({"FG440"} if own else set()) == codes & {"FG339", "FG340", "FG341", "FG440"}
 
 

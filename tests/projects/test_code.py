@@ -40,7 +40,7 @@ def code_of(project, targets):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_the_code_of_a_config_makes_its_calls(config):
+def test_a_config_as_python_makes_its_calls_and_as_yaml_reads_back_equal(config):
     project = project_of(config)
     for targets in (["main"], list(project.targets)):
         code = code_of(project, targets)
@@ -53,14 +53,9 @@ def test_the_code_of_a_config_makes_its_calls(config):
             file=str(Path(project.meta.project_dir, "generated.py")),
         )
         assert calls > 10
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_a_graph_written_as_yaml_reads_back_equal(config):
-    graph = project_of(config).graph
-    text = emit_yaml(graph)
+    text = emit_yaml(project.graph)
     again = load(render_text(ConfigEnvironment(), text))
-    assert same_graph(graph, again)
+    assert same_graph(project.graph, again)
     assert text == emit_yaml(again)
 
 

@@ -22,7 +22,9 @@ from forgather.distributed import (
 from forgather.distributed.words import _known_settings, _own_words, read_words
 from forgather.errors import ForgatherError
 from tests.bad_values import BAD_VALUES
+from tests.each import each
 
+PARTS = 8
 WORDS = sorted(_own_words() | _known_settings())
 
 
@@ -51,11 +53,15 @@ def trainer():
     return DistributedTrainer(model(), config=words)
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_wrong_value_of_a_word_is_one_error(word):
+def wrong_values(word):
     for value in BAD_VALUES.values():
         outcome(lambda value=value: read_words({word: value}))
         outcome(lambda value=value: setup_distributed_training(model(), {"fp16": False, word: value}).to_config())
+
+
+@pytest.mark.parametrize("number", range(PARTS))
+def test_a_wrong_value_of_a_word_is_one_error(number):
+    each(WORDS[number::PARTS], wrong_values)
 
 
 @pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)

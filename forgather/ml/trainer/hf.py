@@ -181,6 +181,9 @@ class HFTrainer(TransformersRun):
         argument_checks.raise_first_error(
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
+        # Other rules ask for more than these facts.
+        kept = {"args.fsdp_config": args.fsdp_config}
+        argument_checks.raise_first_error(one for one in _RULES.broken(kept, kept) if one.code == "FG814")
         _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
         reduces = getattr(others.get("compute_metrics"), "preprocess_logits_for_metrics", None)
         if reduces is not None and others.get("preprocess_logits_for_metrics") is None:

@@ -22,6 +22,7 @@ from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
 from forgather.ml import bitsandbytes_optim, low_bit_optim
+from forgather.ml.adapter_base import is_peft_model
 from forgather.ml.host_reads import host_can_read
 from forgather.ml.log import get_logger
 from forgather.ml.optim import decay_groups, split_for_loraplus
@@ -72,14 +73,9 @@ def make_optimizer(
             code="FG820",
             hint="set requires_grad on what should be trained",
         )
+    low_bit_optim.refuse_rounding(args, factory, has_adapter=is_peft_model(model))
     if factory is None:
         return _prepared(_default_optimizer(model, args), named, args, groups)
-    if getattr(args, "bf16_stochastic_round", False):
-        raise TrainingError(
-            "bf16_stochastic_round is true, and an optimizer_factory makes the optimizer",
-            code="FG708",
-            hint="give bf16_stochastic_round: true to torchao.optim:AdamW8bit, or set optimizer_factory to null",
-        ).about("bf16_stochastic_round")
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
@@ -95,6 +91,7 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer):
         if inner is not optimizer:
             low_bit_optim.refuse_untested(inner, f"inside of {type(optimizer).__name__}")
+    low_bit_optim.refuse_uncompared(optimizer, model, args)
     optimizer = low_bit_optim.adopted(optimizer)
     _warn_of_conflict(optimizer, args)
     return _prepared(optimizer, named, args, groups)

@@ -259,6 +259,28 @@ class Items(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
+def _refuse_uncompared(args: TrainingArguments, loss: str) -> None:
+    """Raises an error for a setting with which a loss of its own rule was not compared with a plain loop."""
+    if args.fp8 is not None:
+        raise TrainingError(
+            f"fp8 is {args.fp8}, and {loss} was not compared with a plain loop in float8",
+            code="FG793",
+            hint="remove fp8",
+        ).about("args.fp8")
+    if args.bf16_stochastic_round:
+        raise TrainingError(
+            f"bf16_stochastic_round is true, and it was not compared with a plain loop with {loss}",
+            code="FG708",
+            hint="remove bf16_stochastic_round",
+        ).about("args.bf16_stochastic_round")
+    if args.use_liger_kernel:
+        raise TrainingError(
+            f"use_liger_kernel is true, and {loss} was not compared with a plain loop with Liger's kernels",
+            code="FG790",
+            hint="remove use_liger_kernel",
+        ).about("args.use_liger_kernel")
+
+
 class WithOwnLoss:
     """Base class of trainers whose subclasses can define another loss by overriding `compute_loss`."""
 
@@ -278,15 +300,12 @@ class WithOwnLoss:
             loss_fn: the user's loss function of (logits, labels), a loss object, or None.
 
         Raises:
-            TrainingError: FG793 if the loss makes its own rule, as those of preferences, and layers compute in float8;
-                FG806 or FG807 if the loss cannot be used, see `loss_rule`.
+            TrainingError: FG708, FG790 or FG793 if the loss makes its own rule, as those of preferences, and weights
+                are rounded at random, or the model gets Liger's kernels or computes in float8; FG806 or FG807 if the
+                loss cannot be used, see `loss_rule`.
         """
-        if self.args.fp8 is not None and hasattr(loss_fn, "loss_rule"):
-            raise TrainingError(
-                f"fp8 is {self.args.fp8}, and {type(loss_fn).__name__} was not compared with a plain loop in float8",
-                code="FG793",
-                hint="remove fp8",
-            ).about("args.fp8")
+        if hasattr(loss_fn, "loss_rule"):
+            _refuse_uncompared(self.args, type(loss_fn).__name__)
         has_own_loss = type(self).compute_loss is not WithOwnLoss.compute_loss
         rule = self._rule = loss_rule(
             model,

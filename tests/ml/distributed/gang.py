@@ -81,12 +81,18 @@ def _collect(children, deadline, timeout):
 @functools.cache
 def import_what_ranks_import():
     """Imports once, here, what each rank would import for itself."""
-    for name in (*_OURS, "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"):
+    for name in (*_OURS, *_TORCHS):
         importlib.import_module(name)
     # What is here already is not looked at, and so not copied, by the collector of each rank.
     gc.freeze()
 
 
+_TORCHS = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.debug",
+    "torch.utils.checkpoint",
+)
 _OURS = [
     f"forgather.ml.{name}"
     for name in (

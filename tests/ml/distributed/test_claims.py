@@ -52,9 +52,10 @@ def trained():
     return [facts_of(cell) for cell in all_cells()]
 
 
-@pytest.mark.parametrize("values", list(filter(is_equal, claims())), ids=lambda values: ", ".join(values.values()))
-def test_a_claim_of_equality_has_a_cell_that_trains_it(values, trained):
-    assert any(values.items() <= facts.items() for facts in trained), f"no cell trains {values}"
+def test_a_claim_of_equality_has_a_cell_that_trains_it(trained):
+    claimed = list(filter(is_equal, claims()))
+    assert len(claimed) > 300
+    assert [] == [values for values in claimed if not any(values.items() <= facts.items() for facts in trained)]
 
 
 def test_a_claim_that_no_cell_trains_is_found(trained):

@@ -1,5 +1,6 @@
 """Streams of two ranks that are attacked: one sentence on every rank, or the numbers of one process, never a hang."""
 
+import logging
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import signal
 import pytest
 import torch
 from datasets import IterableDataset
+from torch.utils.data import IterableDataset as TorchRows
 from torch.utils.data import get_worker_info
 
 from forgather.ml.data.row_stream import RowStream
@@ -195,3 +197,26 @@ def test_the_limit_does_not_count_rows_that_are_read_ahead(tmp_path, workers):
     assert len(losses) == 5
     error, _ = run(tmp_path / "three", "single", 8, bad_rows, bad_rows=count - 1, **settings)
     assert "FG958" in error
+
+
+class Endless(TorchRows):
+    def __iter__(self):
+        ids = torch.arange(8)
+        while True:
+            yield {"input_ids": ids, "labels": ids}
+
+
+def lines_of_a_run(folder):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("forgather").addHandler(handler)
+    run(folder, "DDP", 2, Endless, max_steps=1, data_streams=None)
+    return [line for line in lines if "reads all training rows" in line]
+
+
+def test_a_line_names_rows_that_each_replica_reads_whole(tmp_path):
+    assert run_ranks(1, lines_of_a_run, tmp_path / "one", timeout=30) == [[]]
+    (line,), others = run_ranks(2, lines_of_a_run, tmp_path / "two", timeout=30)
+    assert "each of 2 replicas reads all training rows, and uses one of 2: Endless has no shards" in line
+    assert others == []
