@@ -71,6 +71,9 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_OR_RING = "; or, if each row is one document, write context_parallel_method: ring"
+
+
 def uneven_heads(heads: int, groups: int, *, size: int, tensor_size: int = 1) -> tuple[str, str] | None:
     """Returns why attention heads cannot be divided over context-parallel ranks, and what to write; None if they can.
 
@@ -86,12 +89,13 @@ def uneven_heads(heads: int, groups: int, *, size: int, tensor_size: int = 1) ->
     """
     over = f"context_parallel_size {size}" + (f" x tensor_parallel_size {tensor_size}" if tensor_size > 1 else "")
     if heads % (size * tensor_size):
-        return f"its {heads} attention heads cannot be divided over {over}", f"give sizes whose product divides {heads}"
+        problem = f"its {heads} attention heads cannot be divided over {over}"
+        return problem, f"give sizes whose product divides {heads}{_OR_RING}"
     local = groups // tensor_size
     # Fewer heads of keys and values than ranks are copied, each the same number of times.
     if groups % tensor_size == 0 and local and local % size and size % local:
         problem = f"its {groups} heads of keys and values can neither be divided over {over} nor be copied evenly"
-        return problem, f"give a context_parallel_size that divides {local}, or that {local} divides"
+        return problem, f"give a context_parallel_size that divides {local}, or that {local} divides{_OR_RING}"
     return None
 
 

@@ -143,7 +143,7 @@ def _not_compared(
     model: Quantized, settings: Mapping[str, Any], facts: Mapping[str, Any], strategy: Any, processes: int
 ) -> str | None:
     """Returns the name of a setting that was not tried with quantized weights under a strategy."""
-    if facts["context"] == "yes":
+    if facts["context"] in ("yes", "ring"):
         return "context_parallel_size"
     is_copied = strategy in ("ddp", "fsdp2") and facts["replicas"] is None
     is_compared = is_copied and (model.method == "bits4" or (model.method == "bits8" and processes == 1))

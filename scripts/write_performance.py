@@ -98,6 +98,11 @@ ON_GPU = (
 )
 
 
+def _with_error(row):
+    """Returns the value of a row, with its standard error."""
+    return f"{row['value']:.2f} ± {row['error']:.2f}"
+
+
 def python_row(file):
     """Returns the row of the Python of a step for the figures of the benchmarks."""
     what, reach = PYTHON
@@ -106,7 +111,7 @@ def python_row(file):
     if not own:
         return f"| {what} | {reach} | not measured | | |"
     texts = [
-        f"{strategy} {row['value']:.2f}, {own[strategy, True]['value']:.2f} with metrics (by hand {row['by_hand']:.1f})"
+        f"{strategy} {_with_error(row)}, {_with_error(own[strategy, True])} with metrics (by hand {row['by_hand']:.1f})"
         for (strategy, has_metrics), row in own.items()
         if not has_metrics
     ]

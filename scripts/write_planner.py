@@ -35,7 +35,7 @@ PIECES = {
     **{f"rows{part}": f"{PLANNER}test_row_limit.py -k part{part}-" for part in (1, 2, 3)},
     "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py "
     f"{PLANNER}test_masked_rows.py {PLANNER}test_optimizer_path.py "
-    f"{PLANNER}test_convolutions.py {PLANNER}test_gpu_attention.py",
+    f"{PLANNER}test_convolutions.py {PLANNER}test_gpu_attention.py {PLANNER}test_budget_plans.py",
     "gpus": f"{PLANNER}test_gpu_figures.py {PLANNER}test_gpu_operators.py {PLANNER}test_older_torch.py",
     "auto": f"{PLANNER}test_auto_rows.py",
     "batches": f"{PLANNER}test_batch_plans.py",

@@ -28,7 +28,7 @@ PIECES = {
     "lightning": f"{LIGHTNING}test_against_lightning.py {LIGHTNING}test_callbacks.py {LIGHTNING}test_config.py "
     f"{LIGHTNING}test_refusals.py {LIGHTNING}test_resuming.py {LIGHTNING}test_several_processes.py "
     f"{LIGHTNING}test_strategies.py {LIGHTNING}test_failures.py {LIGHTNING}test_loaders.py "
-    f"{LIGHTNING}test_ranks_that_differ.py",
+    f"{LIGHTNING}test_ranks_that_differ.py {LIGHTNING}test_module_settings.py",
     "ported": f"{ML}distributed/test_tool_scripts.py",
     "transformers": f"{ML}numerics/test_transformers_resume.py {ML}numerics/test_transformers_words.py "
     f"{ML}numerics/test_rate_change.py {ML}distributed/test_transformers_resume.py",

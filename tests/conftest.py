@@ -50,8 +50,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-ask_malloc()
-
 # What is imported and collected exists as long as the suite: the collector need not look at it again and again. A
 # training of transformers alone asks for four whole collections, which took nine tenths of such a test.
 gc.disable()
@@ -74,6 +72,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    ask_malloc(starts_workers=bool(config.getoption("numprocesses", 0)))
     keep_attached()
     # On a busy machine, drawing a value may take seconds.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,7 +2,7 @@
 
 
 def each(cases, test):
-    """Runs `test(*case)`, or `test(case)` where a case is no tuple, for all cases; all that fail are told, by name."""
+    """Runs `test(*case)`, or `test(case)` where a case is no tuple, for all cases. All failures are reported, each with its case."""
     failures = []
     for case in cases:
         try:

@@ -13,12 +13,12 @@ _PAGE = 2 << 20
 _MAPS = Path("/proc/self/maps")
 
 
-def ask_malloc():
+def ask_malloc(*, starts_workers):
     """Has the processes of xdist, which read it when they start, take large pages; in these it is not handed on."""
     name, value = MALLOC
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if starts_workers:
         os.environ.setdefault(name, value)
-    elif os.environ.get(name) == value:
+    elif "PYTEST_XDIST_WORKER" in os.environ and os.environ.get(name) == value:
         del os.environ[name]
 
 

@@ -39,5 +39,6 @@ class KeptCapture(catching_logs):
 
 
 def keep_attached():
-    """Makes this session capture so."""
-    _pytest.logging.catching_logs = KeptCapture
+    """Lets this session capture logs in this way. Versions of pytest that attach to other loggers stay as they are."""
+    if "attached_loggers" in catching_logs.__slots__:
+        _pytest.logging.catching_logs = KeptCapture

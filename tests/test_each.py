@@ -1,4 +1,4 @@
-"""Many cases in one test: each is tried, and those that fail are told."""
+"""Many cases in one test: each is tried, and those that fail are reported."""
 
 import pytest
 

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from tests.large_pages import MALLOC, ask_malloc, collapse
 
 
@@ -15,13 +17,23 @@ def test_a_process_of_xdist_does_not_hand_it_on(monkeypatch):
     name, value = MALLOC
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     monkeypatch.setenv(name, value)
-    ask_malloc()
+    ask_malloc(starts_workers=False)
     assert name not in os.environ
+
+
+@pytest.mark.parametrize("starts_workers", [True, False])
+def test_only_processes_of_xdist_are_asked(monkeypatch, starts_workers):
+    name, _ = MALLOC
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    ask_malloc(starts_workers=starts_workers)
+    assert starts_workers == (name in os.environ)
 
 
 def test_what_a_user_has_set_himself_stays(monkeypatch):
     name, _ = MALLOC
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(name, "glibc.malloc.check=0")
-    ask_malloc()
+    ask_malloc(starts_workers=True)
     assert "glibc.malloc.check=0" == os.environ[name]

@@ -2,7 +2,10 @@
 
 import logging
 
+import _pytest.logging
 import pytest
+
+from tests import log_capture
 
 APART = logging.getLogger("tests.apart")
 APART.propagate = False
@@ -24,3 +27,15 @@ def test_a_level_that_a_test_asked_for_ends_with_it(caplog):
 
 def test_the_level_is_that_of_before():
     assert not logging.getLogger("tests.apart_not").isEnabledFor(logging.DEBUG)
+
+
+def test_a_pytest_that_attaches_in_another_way_stays_as_it_is(monkeypatch):
+    class Other:
+        __slots__ = ("handler", "level", "orig_level")
+
+    # pytest itself captures after the test.
+    with monkeypatch.context() as patched:
+        patched.setattr(log_capture, "catching_logs", Other)
+        patched.setattr(_pytest.logging, "catching_logs", Other)
+        log_capture.keep_attached()
+        assert _pytest.logging.catching_logs is Other

@@ -2,6 +2,7 @@ import io
 
 import pytest
 from rich.console import Console
+from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.ml.callbacks import ProgressCallback
 from forgather.ml.callbacks.progress import EvaluationPace
@@ -91,6 +92,26 @@ def test_several_evaluation_sets_share_the_pace_and_a_short_evaluation_prints_no
                 callback.on_prediction_step(arguments("."), state(5), control(), eval_dataloader=loader)
 
     assert shown(live=False, scene=scene).splitlines() == ["step  5/10  evaluating batch 7/7"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_loader_of_a_data_set_without_length_counts_without_end(live, caplog):
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    clock = Clock()
+
+    def scene(callback):
+        callback._pace = EvaluationPace(clock)
+        loader = DataLoader(Rows())
+        for _ in loader:
+            clock.now += 6
+            callback.on_prediction_step(arguments("."), state(5), control(), eval_dataloader=loader)
+
+    text = shown(live=live, scene=scene)
+    assert live or ["step  5/10  evaluating batch 3"] == text.splitlines()
+    assert [] == caplog.records
 
 
 @pytest.mark.parametrize("live", [False, True])

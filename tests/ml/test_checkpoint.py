@@ -519,7 +519,8 @@ COMPUTED = frozenset(
     accelerate_config accelerator_args accumulate_grad_batches activation_memory_budget activation_offloading
     adam_beta1 adam_beta2 adam_epsilon async_save auto_find_batch_size bad_rows bad_step_policy
     batch_eval_metrics bf16 bf16_stochastic_round checkpoint_sequential context_parallel_method
-    context_parallel_size data_parallel_size data_seed data_streams dataloader_drop_last dataloader_num_workers
+    context_parallel_rotate_method context_parallel_size data_parallel_size data_seed data_streams
+    dataloader_drop_last dataloader_num_workers
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_gradient_as_bucket_view
     ddp_static_graph deepspeed ema_decay ema_evaluate ema_every ema_update_after_step eval_delay
     eval_full_logits eval_on_start eval_steps eval_strategy fp16 fp8 fp8_emulate fp8_exclude freeze fsdp

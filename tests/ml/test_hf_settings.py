@@ -22,6 +22,7 @@ OURS = {
     for one in dataclasses.fields(arguments)
 } - THEIRS
 INSIDE = {"sharding_strategy": "full_shard", "wrap_embeddings": True, "mixed_precision": "autocast", "shard_size": 2}
+INSIDE |= {"offload_params": True, "mixed_precision_policy": "bf16"}
 CONFIG = """\
 -- extends 'project.yaml'
 
@@ -55,8 +56,9 @@ def test_the_arguments_refuse_it(tmp_path, name):
 
 @pytest.mark.parametrize("key", INSIDE)
 def test_keys_of_our_trainers_in_fsdp_config_are_refused_by_the_check_and_at_the_start(tmp_path, key):
-    (found,) = findings(tmp_path, f"fsdp_config: {{{key}: {json.dumps(INSIDE[key])}}}")
-    assert found.startswith(f"FG814 fsdp_config has {key}, which transformers.Trainer does not read")
+    for number, prefix in enumerate(("", "fsdp_")):
+        (found,) = findings(tmp_path / str(number), f"fsdp_config: {{{prefix}{key}: {json.dumps(INSIDE[key])}}}")
+        assert found.startswith(f"FG814 fsdp_config has {key}, which transformers.Trainer does not read")
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", fsdp_config={key: INSIDE[key]})
     with pytest.raises(SettingError, match=f"FG814.*fsdp_config has {key}"):
         HFTrainer(tiny_llama(), args, train_dataset=rows(4))

@@ -240,6 +240,7 @@ def test_an_optimizer_that_contains_one_of_torchao_is_refused(tmp_path):
         ("accel", "fsdp: full_shard", False),
         ("accel", "tensor_parallel_size: 2", True),
         ("accel", "context_parallel_size: 2", True),
+        ("accel", "context_parallel_size: 2\n    context_parallel_method: ring", True),
         ("pipeline", "seed: 1", True),
     ],
 )

@@ -96,6 +96,10 @@ def test_packed_weights_that_a_strategy_would_cast_are_refused(storage):
     ("asked", "setting"),
     [
         ({"trainer": "accel", "context_parallel_size": 2}, "context_parallel_size"),
+        (
+            {"trainer": "accel", "context_parallel_size": 2, "context_parallel_method": "ring"},
+            "context_parallel_size",
+        ),
         ({"trainer": "single", "use_liger_kernel": True}, "use_liger_kernel"),
         ({"trainer": "single", "optim": "adamw_torch_8bit"}, "optim"),
         ({"trainer": "single", "bf16_stochastic_round": True}, "bf16_stochastic_round"),

@@ -89,6 +89,22 @@ def test_each_value_that_deepspeed_would_misread_is_refused(tmp_path, section, k
     assert [] == [*wrong_values({section: {key: "auto"}} if section else {key: "auto"})]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("steps_per_print", 1e5), ("steps_per_print", float("inf")), ("communication_data_type", "BF16")],
+)
+def test_values_that_deepspeed_reads_as_they_are_meant_are_accepted(key, value):
+    assert [] == [*wrong_values({key: value})]
+
+
+def test_all_wrong_values_of_deepspeed_are_reported_together(tmp_path):
+    asked = {"dump_state": "no", "gradient_clipping": "small", "steps_per_print": 0}
+    with pytest.raises(TrainingError) as raised:
+        zero_config(asked, AccelTrainingArguments(tmp_path), processes=2, on_cpu=True)
+    said = [raised.value.message, *(one.message for one in raised.value.others)]
+    assert ["dump_state is 'no'", "steps_per_print is 0", "gradient_clipping is 'small'"] == said
+
+
 def test_deepspeed_itself_refuses_wrong_values_of_its_other_sections():
     pytest.importorskip("deepspeed")
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config

@@ -75,7 +75,8 @@ def test_the_note_names_the_way_out(tmp_path, settings, more, said):
     found = notes(tmp_path, "parquet", str(tmp_path / "a.parquet"), 4, settings=settings, more=more)
     assert ([] if said is None else [True]) == [said in one.hint for one in found]
     assert all(one.severity == "note" and one.span.line == 5 for one in found)
-    once = "read by several replicas" if "dispatch_rows" in settings else "once on each machine"
+    is_dealt = "dispatch_rows" not in settings and "data_streams: 0" not in settings
+    once = "once on each machine" if is_dealt else "read by several replicas"
     assert all(once in one.message for one in found)
 
 
@@ -85,5 +86,12 @@ def test_streams_that_the_user_counts_must_divide_among_the_replicas(tmp_path):
         settings = f"\n    data_streams: {number}"
         found = notes(tmp_path, "json_lines", str(tmp_path / "a.jsonl"), 4, settings=settings)
         assert said == [one.hint for one in found]
+    # Little data has few streams only where the user does not count them.
+    (tmp_path / "small.jsonl").write_text('{"text": "a"}\n' * 100)
+    for number, is_noted in ((4, False), (8, False), (6, True)):
+        settings = f"\n    data_streams: {number}"
+        assert reads_per_row(number, 4) == 1 + is_noted
+        found = notes(tmp_path, "json_lines", str(tmp_path / "small.jsonl"), 4, settings=settings)
+        assert is_noted == bool(found)
     # What is elsewhere is not known.
     assert [] == notes(tmp_path, "json_lines", str(tmp_path / "none-*.jsonl"), 4)

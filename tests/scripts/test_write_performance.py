@@ -51,10 +51,10 @@ def test_figures_of_a_gpu_fill_their_rows_and_those_of_a_cpu_do_not(tmp_path):
 
 def test_the_row_of_pythons_time_names_each_strategy(tmp_path):
     file = tmp_path / "bench.json"
-    row = {"strategy": "DDP", "by_hand": 1.0, "load": 0.5}
+    row = {"strategy": "DDP", "by_hand": 1.0, "error": 0.03, "load": 0.5}
     rows = [{**row, "metrics": False, "value": 0.1}, {**row, "metrics": True, "value": 0.2}, {"what": "another"}]
     file.write_text(json.dumps(rows))
-    assert "| DDP 0.10, 0.20 with metrics (by hand 1.0); 0.5 processes a core ran |" in write_performance.python_row(
-        file
+    assert "| DDP 0.10 ± 0.03, 0.20 ± 0.03 with metrics (by hand 1.0); 0.5 processes a core ran |" in (
+        write_performance.python_row(file)
     )
     assert "not measured" in write_performance.python_row(tmp_path / "none.json")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 from forgather.ml.callbacks.output_target import report_only, shared_console
 from forgather.ml.number_format import evaluation_titles, format_count, format_duration, format_number
@@ -127,7 +128,7 @@ class ProgressCallback(TrainerCallback):
             return
         if self._evaluation is None:
             # A stream has no length; the bar then counts without an end.
-            total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
+            total = len(eval_dataloader) if has_length(eval_dataloader) else None
             self._evaluation = self._bars.add_task("evaluating", total=total, facts="")
         self._bars.advance(self._evaluation)
 
@@ -245,7 +246,7 @@ class EvaluationPace:
             return None
         self._shown_at = now
         # A stream has no length, and answers may be generated after the batches.
-        total = len(loader) if hasattr(loader, "__len__") else 0
+        total = len(loader) if has_length(loader) else 0
         if self._batches > total:
             return f"evaluating batch {self._batches}"
         left = (now - self._began) / max(self._batches - 1, 1) * (total - self._batches)

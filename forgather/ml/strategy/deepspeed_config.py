@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from forgather.ml.strategy.deepspeed_settings import (
     unknown_keys,
     value_of,
 )
-from forgather.ml.strategy.deepspeed_values import wrong_values
+from forgather.ml.strategy.deepspeed_values import WrongValue, wrong_values
 from forgather.source import Span
 from forgather.value_text import shown
 
@@ -246,18 +246,28 @@ def offloads(config: Mapping[str, Any], what: str) -> bool:
 
 
 def _refuse_unknown(found: ZeroConfig) -> None:
-    faults = [_no_setting(found, unknown) for unknown in unknown_keys(found.config)]
-    if faults:
-        # All unknown keys are reported together, so that a file is corrected once.
-        first, *others = faults
-        raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
-    for keys, value, expected in wrong_values(found.config):
-        if keys != (ZERO, "stage"):
-            raise _unusable(f"{keys[-1]} is {value!r:.80}", found.line_of(*keys), f"give {expected}")
+    _raise_all([_no_setting(found, unknown) for unknown in unknown_keys(found.config)])
+    _raise_all([_misread(found, wrong) for wrong in wrong_values(found.config) if wrong.keys != (ZERO, "stage")])
     stage = found.config[ZERO]["stage"]
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         hint = "give 1 (optimizer state), 2 (gradients too) or 3 (weights too)"
         raise _unusable(f"the ZeRO stage is {stage!r}", found.line_of(ZERO, "stage"), hint)
+
+
+def _raise_all(faults: Sequence[Diagnostic]) -> None:
+    if faults:
+        # All of them are reported together, so that a file is corrected once.
+        first, *others = faults
+        raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
+
+
+def _misread(found: ZeroConfig, wrong: WrongValue) -> Diagnostic:
+    return Diagnostic(
+        code="FG741",
+        message=f"{wrong.keys[-1]} is {wrong.value!r:.80}",
+        span=found.line_of(*wrong.keys),
+        hint=f"give {wrong.expected}",
+    )
 
 
 def _no_setting(found: ZeroConfig, unknown: UnknownKey) -> Diagnostic:

@@ -6,6 +6,7 @@ an error. Other values it only reads: the text "no" counts as true.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,8 +15,17 @@ from forgather.rule_conditions import AUTO, misfit
 _FLAG, _WHOLE, _NUMBER = {"type": "flag"}, {"type": "whole", "minimum": 1}, {"type": "number", "minimum": 0}
 _SECTION = {"type": "mapping", "expected": "a mapping, as in DeepSpeed's examples"}
 _WORDS: dict[str, dict[str, Any]] = {
-    "communication_data_type": {"type": "word", "choices": ["fp16", "bf16", "bfp16", "fp32"]},
-    "gradient_allreduce_op": {"type": "word", "choices": ["mean", "sum"]},
+    # DeepSpeed ignores the case of these two.
+    "communication_data_type": {
+        "type": "word",
+        "choices": ["fp16", "bf16", "fp32", "FP16", "BF16", "FP32"],
+        "expected": "one of: fp16, bf16, fp32",
+    },
+    "gradient_allreduce_op": {
+        "type": "word",
+        "choices": ["mean", "sum", "MEAN", "SUM"],
+        "expected": "one of: mean, sum",
+    },
     "log_level": {"type": "word", "choices": ["debug", "info", "warning", "error", "critical"]},
 }
 _OUTERMOST: dict[str, dict[str, Any]] = {
@@ -25,9 +35,9 @@ _OUTERMOST: dict[str, dict[str, Any]] = {
         zero_force_ds_cpu_optimizer""".split(),
         _FLAG,
     ),
-    **dict.fromkeys(
-        "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps steps_per_print".split(), _WHOLE
-    ),
+    **dict.fromkeys("train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps".split(), _WHOLE),
+    # Common configs write 1e5, or Accelerate's infinity, to print nothing.
+    "steps_per_print": {"type": "number", "above": 0, "also": [math.inf]},
     "gradient_clipping": _NUMBER,
     "gradient_predivide_factor": {"type": "number", "above": 0},
     **dict.fromkeys(

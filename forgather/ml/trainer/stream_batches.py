@@ -257,8 +257,8 @@ class StreamBatches:
         known = self._columns or next(iter(every), None)
         if (other := next((found for found in every if found != known), None)) is not None and known is not None:
             raise TrainingError(
-                f"among rows {first + 1} to {first + self._share.all_rows} of the epoch is one with the columns "
-                f"{', '.join(other)}; those before it have {', '.join(known)}, and both cannot be in one batch "
+                f"one of the rows {first + 1} to {first + self._share.all_rows} of the epoch has the columns "
+                f"{_quoted(other)}, and those before it have {_quoted(known)}: they cannot be collated into one batch "
                 f"({type(error).__name__}: {first_line(error)})",
                 code="FG729",
                 hint="give all shards the same columns, or set bad_rows to leave out rows that cannot be collated",
@@ -352,6 +352,10 @@ class StreamBatches:
 def _columns_of(rows: Sequence[Any]) -> list[str] | None:
     """Returns the names of the columns of the first row; None if it has none."""
     return sorted(map(str, rows[0])) if rows and isinstance(rows[0], Mapping) else None
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _in_epoch(rounds: Iterator[Round], epoch: int) -> Iterator[Round]:

@@ -29,7 +29,7 @@ def warn_of_whole_reads(dataset: Any, replicas: int) -> None:
         "each of %s reads all training rows, and uses one of %d: %s",
         plural(replicas, "replica"),
         replicas,
-        "the run is one of data_streams: 0; without it, in a new run, each replica or machine reads its own"
+        "the run was started with data_streams: 0. In a new run without it, each replica or machine reads its own rows"
         if has_shards
         else f"{type(dataset).__name__} has no shards. Where this is slow, give a datasets.IterableDataset, which each "
         "machine reads once, or shards (forgather.ml.data.shards:ShardedRows, 'fgcli data prepare'), of which each "

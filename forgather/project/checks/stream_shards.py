@@ -16,10 +16,10 @@ from forgather.config.graph import Call, Node, Scalar, Sequence
 from forgather.config.path import format_path
 from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.setting_rules import arguments_of
-from forgather.project.checks.streamed_rows import argument_of, streams_of
+from forgather.project.checks.streamed_rows import streams_of
 from forgather.project.checks.subject import Subject
 from forgather.project.targets import known_processes
-from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.project.trainer_arguments import TrainerArguments, keyword, trainer_arguments
 from forgather.project.world_size import processes_from_sizes
 
 PART_BYTES = 1 << 20
@@ -42,9 +42,10 @@ def check_stream_shards(subject: Subject) -> list[Diagnostic]:
     hint = _advice(arguments, streams[0], replicas)
     if hint is None:
         return []
-    once = arguments.plain("dispatch_rows") is not False
+    # Rows of `data_streams: 0` are not dealt out.
+    once = arguments.plain("dispatch_rows") is not False and not _reads_whole(arguments)
     how = "once on each machine, and dealt out" if once else "by several replicas, and used by one"
-    paths = argument_of(streams[0], "paths")
+    paths = keyword(streams[0], "paths")
     found = f"each training row is read {how}: the data is not divided among the {replicas} replicas"
     return [
         Diagnostic(
@@ -61,10 +62,13 @@ def check_stream_shards(subject: Subject) -> list[Diagnostic]:
 def _advice(arguments: TrainerArguments, stream: Call, replicas: int) -> str | None:
     """Returns what to do so that each replica reads its own rows; None if it does, or if that is not known."""
     given = arguments.plain("data_streams")
-    if given == 0 and given is not False:
+    if _reads_whole(arguments):
         return "leave data_streams: 0 out, in a new run"
+    if isinstance(given, int) and given % replicas == 0:
+        # Each replica reads streams of its own, or there are fewer shards and the run refuses the number.
+        return None
     most = _most_streams(stream, replicas)
-    if isinstance(given, int) and given % replicas and (most is None or most >= replicas):
+    if isinstance(given, int) and (most is None or most >= replicas):
         return f"set data_streams: {replicas}, in a new run"
     if most is None or most >= replicas:
         return None
@@ -75,8 +79,13 @@ def _advice(arguments: TrainerArguments, stream: Call, replicas: int) -> str | N
     return f"'fgcli data prepare --num-shards {replicas}' writes a shard for each replica; the data {has}"
 
 
+def _reads_whole(arguments: TrainerArguments) -> bool:
+    given = arguments.plain("data_streams")
+    return given == 0 and given is not False
+
+
 def _keeps_order(arguments: TrainerArguments, stream: Call) -> bool:
-    size = argument_of(stream, "buffer_size")
+    size = keyword(stream, "buffer_size")
     return arguments.plain("train_sampling_strategy") == "sequential" or (isinstance(size, Scalar) and size.value == 0)
 
 
@@ -101,7 +110,7 @@ def _row_groups(files: list[str]) -> int | None:
 
 def _files(stream: Call) -> list[str]:
     """Returns the files that a call reads; an empty list if it does not name them as texts, or if they are too many."""
-    node = argument_of(stream, "paths") or next(iter(stream.args), None)
+    node = keyword(stream, "paths") or next(iter(stream.args), None)
     found: list[str] = []
     try:
         for text in _texts(node):

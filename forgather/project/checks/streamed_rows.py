@@ -15,6 +15,7 @@ from forgather.config.traverse import children, walk
 from forgather.errors import Diagnostic
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
+from forgather.project.trainer_arguments import keyword
 from forgather.whole_rows import whole_row_hints
 
 _DATA = "forgather.ml.data"
@@ -71,7 +72,7 @@ def _check_trainer(
             path=path,
             hint="remove data_streams: 0, or set bad_rows: stop",
         )
-    buffer_size = argument_of(stream, "buffer_size")
+    buffer_size = keyword(stream, "buffer_size")
     is_shuffled = buffer_size is None or (isinstance(buffer_size, Scalar) and buffer_size.value != 0)
     if isinstance(strategy, Scalar) and strategy.value == "sequential" and is_shuffled:
         yield Diagnostic(
@@ -84,7 +85,7 @@ def _check_trainer(
 
 
 def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
-    has_eval = not _is_null(argument_of(stream, "eval_paths"))
+    has_eval = not _is_null(keyword(stream, "eval_paths"))
     for call in _calls(called.node):
         name = call.constructor.rpartition(":")[2]
         # `split` keeps evaluation rows that are given, and those are never streamed.
@@ -109,7 +110,7 @@ def _needs_all(call: Call) -> bool:
 
 def _calls_of_rows(call: Call) -> list[Call]:
     """Returns the calls that make the rows which a function gets, without those for evaluation, never streamed."""
-    node = next(iter(call.args), None) or argument_of(call, "dataset") or argument_of(call, "datasets")
+    node = next(iter(call.args), None) or keyword(call, "dataset") or keyword(call, "datasets")
     found: dict[int, Call] = {}
     seen: set[int] = set()
     left = [] if node is None else [node]
@@ -142,13 +143,8 @@ def streams_of(node: Node) -> list[Call]:
 
 def _is_stream(call: Call) -> bool:
     is_reader = call.constructor.startswith(_DATA) and call.constructor.endswith(_READERS)
-    flag = argument_of(call, "streaming")
+    flag = keyword(call, "streaming")
     return is_reader and isinstance(flag, Scalar) and flag.value is True
-
-
-def argument_of(call: Call, name: str) -> Node | None:
-    """Returns the node of a keyword argument; None if it is not given."""
-    return next((entry.value for entry in call.kwargs if entry.key == name), None)
 
 
 def _is_null(node: Node | None) -> bool:

@@ -1,5 +1,6 @@
 """Streams of two ranks that are attacked: one sentence on every rank, or the numbers of one process, never a hang."""
 
+import functools
 import logging
 import os
 import re
@@ -135,7 +136,7 @@ def bad_rows():
 
 CASES = [
     (no_rows, {}, ["FG803", "FG803"]),
-    (other_columns, {}, ["FG729.*columns other; .*have input_ids, .*labels", "FG729"]),
+    (other_columns, {}, ["FG729.*columns 'other', .*have 'input_ids', .*'labels'", "FG729"]),
     # Without rows that are dealt out, too.
     (other_columns, {"dispatch_rows": False}, ["FG729", "FG729"]),
     (dying_worker, {"dataloader_num_workers": 1}, ["DataLoader worker .* is killed", "FG854.*rank 0 .* is killed"]),
@@ -220,3 +221,35 @@ def test_a_line_names_rows_that_each_replica_reads_whole(tmp_path):
     (line,), others = run_ranks(2, lines_of_a_run, tmp_path / "two", timeout=30)
     assert "each of 2 replicas reads all training rows, and uses one of 2: Endless has no shards" in line
     assert others == []
+
+
+class Shifted(Faulty):
+    """Shards, of which the second one may have been written again with other rows."""
+
+    def __init__(self, shift):
+        super().__init__({}, [40, 40])
+        self.shift = shift
+
+    def open(self, shard, offset=None):
+        return ShiftedReader(self, shard, offset or 0)
+
+
+class ShiftedReader(FaultyReader):
+    def __next__(self):
+        row = super().__next__()
+        return {**row, "input_ids": (row["input_ids"] + self.owner.shift * self.shard) % 96}
+
+
+def shifted(shift):
+    return RowStream.of_shards(Shifted(shift), buffer_size=16, seed=3)
+
+
+@pytest.mark.parametrize(
+    "options", thinned([{}, {"dataloader_num_workers": 1}, {"data_streams": 1}], lambda options: not options)
+)
+def test_a_change_that_one_rank_sees_is_raised_by_all(tmp_path, options):
+    options = {"data_streams": 2, "max_steps": 8, **options}
+    on_ranks(2, tmp_path, 2, functools.partial(shifted, 0), stop=3, **options)
+    changed = on_ranks(2, tmp_path, 2, functools.partial(shifted, 1), resume_from_checkpoint=True, **options)
+    for error, _ in changed:
+        assert re.search("FG610.*stream 0 gives other rows at the same place: counted 1 has other rows", error), error
