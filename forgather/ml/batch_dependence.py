@@ -1,9 +1,9 @@
 """Warnings about models whose result depends on which rows are in one micro-batch.
 
 Takes a model and the layout of a run; warns if the run computes something else than one process with the whole batch.
-The losses of rows can be added over micro-batches and processes. The statistics of a batch norm and the auxiliary loss
-of a mixture of experts cannot: both are computed from all rows or tokens of one micro-batch of one process. Libraries
-compute them so, which is why they are not refused.
+The losses of rows can be added over micro-batches and processes. The statistics of a batch norm, the auxiliary loss of
+a mixture of experts and rotary positions that depend on the longest row cannot: they are computed from all rows or
+tokens of one micro-batch of one process. Libraries compute them so, which is why they are not refused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from weakref import WeakSet
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from transformers import PreTrainedModel
 
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
 from forgather.ml.number_format import plural
+from forgather.rotary_types import rotary_type_by_length
 
 _log = get_logger(__name__)
 STATISTICS = "FG886"
-"""The code of the warning that modules compute statistics of one micro-batch of one process."""
+"""The code of the warning that modules compute statistics, or rotary positions, of one micro-batch of one process."""
 AUXILIARY = "FG887"
 """The code of the warning that the auxiliary loss of a mixture of experts is that of a micro-batch."""
 _WARNED: WeakSet[nn.Module] = WeakSet()
@@ -51,6 +53,16 @@ def warn_of_micro_batches(model: nn.Module, *, replicas: int, accumulation: int)
             class_name(model),
             split,
         )
+    if (kind := _rotary_type(model)) is not None:
+        _log.warning(
+            "[%s] the rotary positions of %s are of type %r, which depends on the longest row of one micro-batch, and "
+            "a step is divided into %s: unless all rows have one length, the result is not that of one process with "
+            "the whole batch. Give rows of one length (packing), or set another rope_type in the config of the model",
+            STATISTICS,
+            class_name(model),
+            kind,
+            split,
+        )
     if has_auxiliary_loss(model):
         warn_of_auxiliary_loss(model, f"a step is divided into {split}")
 
@@ -78,6 +90,11 @@ def has_auxiliary_loss(model: nn.Module) -> bool:
     """Returns whether the loss of a model includes an auxiliary loss, which balances the load of its experts."""
     config = getattr(model, "config", None)
     return bool(getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0.0))
+
+
+def _rotary_type(model: nn.Module) -> str | None:
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return next((kind for part in parts if (kind := rotary_type_by_length(vars(part.config)))), None)
 
 
 def _with_statistics(model: nn.Module) -> list[str]:

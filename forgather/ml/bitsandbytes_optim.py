@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from forgather.errors import DistributedError
+from forgather.errors import DistributedError, TrainingError
+from forgather.requirements import needed_distribution
 
 
 class _Kind(NamedTuple):
@@ -63,9 +64,15 @@ def bitsandbytes_optimizer(
         betas: the betas of AdamW and Lion.
         eps: the eps of AdamW.
 
+    Raises:
+        TrainingError: FG971 if bitsandbytes is not installed.
+
     Source:
         `transformers.Trainer.create_optimizer`, with the same arguments.
     """
+    needed = needed_distribution("bitsandbytes")
+    if lack := needed.lack():
+        raise TrainingError(f"optim is {name!r}, which needs {lack}", code="FG971", hint=needed.hint).about("optim")
     from bitsandbytes import optim  # type: ignore[import-not-found,unused-ignore]
 
     kind = _KINDS[name]

@@ -2,9 +2,10 @@
 
 A kernel is registered under a name, with a reference: a function of torch operations that computes the same. It becomes
 an operator of torch (`torch.ops.forgather.<name>`), so it works under `torch.compile`, in plans and with automatic
-differentiation. Before the first use for a device and for dtypes, its results and gradients are compared with those of
-the reference, on the tensors of that call. A kernel that fails or differs is replaced by its reference, and a warning
-says so. On another device than the kernel's, the reference is used without a comparison.
+differentiation. Before the first use for a device, for dtypes and for shapes, its results and gradients are compared
+with those of the reference, on the tensors of that call (`kernel_comparison.py`). A kernel that fails or differs is
+replaced by its reference, and a warning says so. On another device than the kernel's, the reference is used without a
+comparison.
 
 Example:
     >>> def scaled_reference(x: Tensor, factor: float) -> Tensor:
@@ -18,18 +19,18 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forgather.errors import TrainingError, nearest
+from forgather.ml.kernel_comparison import Backward, compare, gradients_of, has_gradient, without_none
 from forgather.ml.log import get_logger
 from forgather.value_text import shown
 
@@ -39,12 +40,9 @@ _NAMESPACE = "forgather"
 _TYPES = ("Tensor", "int", "SymInt", "float", "bool", "str", "ScalarType")
 """The types of arguments, as torch writes them, that a kernel may have."""
 _GRADIENT = "{}_backward"
+_MOST_SHAPES = 16
+"""The number of shapes for which a kernel is compared, for each device and dtypes: rows may have any length."""
 _kernels: dict[str, CustomKernel] = {}
-
-_KEYS = torch._C.DispatchKey
-_AUTOGRAD_KEYS = (_KEYS.AutogradOther, _KEYS.AutogradCPU, _KEYS.AutogradCUDA, _KEYS.ADInplaceOrView)
-
-Backward = Callable[..., Sequence[Tensor | None]]
 
 
 class CustomKernel:
@@ -78,6 +76,7 @@ class CustomKernel:
         self.device_types = tuple(device_types)
         self.verdicts: dict[tuple[str, ...], str | None] = {}
         """For each device type with dtypes: None if the kernel is right there, else why its reference is used."""
+        self._compared: dict[tuple[str, ...], set[tuple[torch.Size, ...]]] = {}
         self._tolerance = tolerance
         self._backward: Backward | None = None
         self._operator, self._gradient = _operators(self)
@@ -106,6 +105,7 @@ class CustomKernel:
             )
         self._backward = function
         self.verdicts.clear()
+        self._compared.clear()
         return function
 
     def forward_on(self, args: Sequence[Any]) -> Any:
@@ -116,7 +116,7 @@ class CustomKernel:
         """Returns the gradients of the floating-point tensors among the inputs, by the kernel or by the reference."""
         if self._backward is None or not self._is_right(args):
             return gradients_of(self.reference, grads, args)
-        return _without_none(self._backward(grads, *args), args)
+        return without_none(self._backward(grads, *args), args)
 
     def _is_right(self, args: Sequence[Any]) -> bool:
         tensors = [value for value in args if isinstance(value, Tensor)]
@@ -124,51 +124,20 @@ class CustomKernel:
         if not devices <= set(self.device_types):
             return False
         place = (*sorted(devices), *(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
-        if place not in self.verdicts:
-            problem = self.verdicts[place] = self._problem(args)
-            if problem is not None:
-                _log.warning("custom kernel %r %s on %s: its reference is used", self.name, problem, ", ".join(place))
-        return self.verdicts[place] is None
-
-    def _problem(self, args: Sequence[Any]) -> str | None:
-        """Returns why the kernel cannot be used for such arguments; None if it equals the reference."""
-        reference = self.reference(*args)
-        expected = _tuple(reference)
-        # A kernel that writes into its arguments must not change those of the run.
-        given = [value.clone() if isinstance(value, Tensor) else value for value in args]
-        try:
-            made = self.kernel(*given)
-            found = _tuple(made)
-            if isinstance(made, tuple | list) != isinstance(reference, tuple | list):
-                return f"gives {type(made).__name__}, its reference {type(reference).__name__}"
-            problem = _change(given, args) or self._difference("results", found, expected)
-            if problem is None and self._backward is not None:
-                # Ones would hide a kernel that ignores the gradients of its outputs.
-                grads = [
-                    torch.linspace(-1, 1, out.numel(), device=out.device).reshape(out.shape).to(out) for out in expected
-                ]
-                given_grads = [grad.clone() for grad in grads]
-                own = _without_none(self._backward(given_grads, *given), args)
-                problem = _change([*given_grads, *given], [*grads, *args])
-                problem = problem or self._difference("gradients", own, gradients_of(self.reference, grads, args))
-        except torch.OutOfMemoryError:
-            # The reference would not fit either.
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, its reference can be used
-            return f"failed with {type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
-        return problem
-
-    def _difference(self, what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
-        if [(one.shape, one.dtype) for one in found] != [(one.shape, one.dtype) for one in expected]:
-            shapes = (", ".join(f"{one.dtype} {list(one.shape)}" for one in each) for each in (found, expected))
-            return "gives {} of {}, its reference of {}".format(what, *shapes)
-        rtol, atol = self._tolerance or (None, None)
-        try:
-            torch.testing.assert_close(list(found), list(expected), rtol=rtol, atol=atol, equal_nan=True)
-        except AssertionError:
-            largest = max((one - other).abs().max().item() for one, other in zip(found, expected, strict=True))
-            return f"gives {what} that differ from those of its reference by up to {largest:.3g}"
-        return None
+        if self.verdicts.get(place) is not None:
+            return False
+        shapes = tuple(tensor.shape for tensor in tensors)
+        compared = self._compared.setdefault(place, set())
+        if shapes in compared or len(compared) == _MOST_SHAPES:
+            return True
+        found = compare(self.kernel, self._backward, self.reference, self._tolerance, args)
+        if found.problem is not None:
+            self.verdicts[place] = found.problem
+            _log.warning("custom kernel %r %s on %s: its reference is used", self.name, found.problem, ", ".join(place))
+        elif found.is_telling:
+            self.verdicts[place] = None
+            compared.add(shapes)
+        return found.problem is None and found.is_telling
 
 
 def register_custom_kernel(
@@ -240,38 +209,6 @@ def custom_kernel(name: str) -> CustomKernel:
     return _kernels[name]
 
 
-def gradients_of(reference: Callable[..., Any], grads: Sequence[Tensor], args: Sequence[Any]) -> list[Tensor]:
-    """Returns the gradients of a function of torch operations, for each floating-point tensor among its arguments.
-
-    Args:
-        reference: the function.
-        grads: the gradients of its outputs.
-        args: its arguments.
-    """
-    with _autograd():
-        own = [value.detach().requires_grad_() if _has_gradient(value) else value for value in args]
-        outputs = _tuple(reference(*own))
-        inputs = [value for value in own if _has_gradient(value)]
-        # Outputs of whole numbers have no gradient.
-        pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
-        if not pairs or not inputs:
-            return _without_none([None] * len(inputs), args)
-        own_outputs, own_grads = zip(*pairs, strict=True)
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(own_outputs, inputs, own_grads, allow_unused=True)
-    return _without_none(found, args)
-
-
-@contextlib.contextmanager
-def _autograd() -> Iterator[None]:
-    """Context manager in which operations are differentiable, also inside an operator, where torch switches it off."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in _AUTOGRAD_KEYS:
-        excluded = excluded.remove(key)
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
-        yield
-
-
 def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the operators of torch for a kernel and for its gradients."""
     try:
@@ -303,7 +240,7 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
         return [_own_storage(each, (*grad_outputs, *args)) for each in kernel.gradients_on(grad_outputs, args)]
 
     def fake_gradient(grad_outputs: list[Tensor], *args: Any) -> list[Tensor]:
-        return [torch.empty_like(value) for value in args if _has_gradient(value)]
+        return [torch.empty_like(value) for value in args if has_gradient(value)]
 
     operator = torch.library.custom_op(f"{_NAMESPACE}::{kernel.name}", forward, mutates_args=(), schema=schema)
     operator.register_fake(lambda *args: _own_storage(kernel.reference(*args), args))
@@ -324,7 +261,7 @@ def _operators(kernel: CustomKernel) -> tuple[Callable[..., Any], Callable[..., 
         tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
         args = [next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor]
         found = iter(backward(list(grads), *args))
-        return tuple(next(found) if _has_gradient(value) else None for value in args)
+        return tuple(next(found) if has_gradient(value) else None for value in args)
 
     operator.register_autograd(differentiate, setup_context=save)
     return operator, backward
@@ -343,14 +280,6 @@ def _own_storage(found: Any, args: Sequence[Any]) -> Any:
         return result
 
     return tuple(map(own, found)) if isinstance(found, tuple | list) else own(found)
-
-
-def _change(given: Sequence[Any], before: Sequence[Any]) -> str | None:
-    """Returns what a kernel did to its arguments, by their values: a kernel in another language counts no versions."""
-    for number, (now, then) in enumerate(zip(given, before, strict=True), 1):
-        if isinstance(now, Tensor) and not torch.equal(now.nan_to_num(), then.nan_to_num()):
-            return f"changes its argument {number}"
-    return None
 
 
 def _check_places(name: str, device_types: Any, tolerance: Any) -> None:
@@ -376,19 +305,6 @@ def _is_device(text: str) -> bool:
         return torch.device(text).type == text
     except RuntimeError:
         return False
-
-
-def _without_none(found: Sequence[Tensor | None], args: Sequence[Any]) -> list[Tensor]:
-    inputs = [value for value in args if _has_gradient(value)]
-    return [torch.zeros_like(value) if grad is None else grad for grad, value in zip(found, inputs, strict=True)]
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _tuple(found: Any) -> tuple[Tensor, ...]:
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:

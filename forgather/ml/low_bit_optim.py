@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError
+from forgather.requirements import needed_distribution
 
 NAMES = ("adamw_torch_8bit", "adamw_torch_4bit")
 """The names of the optimizers with a state of few bits, as values of `optim`."""
@@ -56,11 +57,17 @@ def low_bit_optimizer(
         bf16_stochastic_round: whether weights in bfloat16 are rounded up or down at random.
 
     Raises:
-        TrainingError: FG708 if weights are to be rounded at random, and none is in bfloat16.
+        TrainingError: FG708 if torchao is not installed, or if weights are to be rounded at random and none is in
+            bfloat16.
 
     Source:
         `transformers.Trainer.create_optimizer`, with the same blocks of 256 values.
     """
+    needed = needed_distribution("torchao")
+    if lack := needed.lack():
+        setting, value = ("bf16_stochastic_round", "true") if name == "adamw_torch" else ("optim", repr(name))
+        message = f"{setting} is {value}, which needs {lack}"
+        raise TrainingError(message, code="FG708", hint=needed.hint).about(setting)
     from torchao import optim  # type: ignore[import-not-found,unused-ignore]
 
     if bf16_stochastic_round and not any(p.dtype is torch.bfloat16 for group in groups for p in group["params"]):

@@ -11,7 +11,7 @@ foundation:
     bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
     rule_conditions
     accumulation
-    whole_rows cache_file errors parallel_sizes ring_models shown_secrets
+    whole_rows cache_file errors parallel_sizes ring_models rotary_types shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt parameter_settings requirements
     rules
@@ -222,7 +222,7 @@ data:
     generation.generator
     generation.batch
 losses and models:
-    activation_budget activation_offloading batch_sizes varlen_attention vocabulary
+    activation_budget activation_offloading batch_sizes kernel_comparison varlen_attention vocabulary
     activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim
     attention_inputs classifiers context_attention ring_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs

@@ -1,5 +1,6 @@
 """Optimizers for adapters: LoRA+ has the groups of peft, and the recorded figures of bitsandbytes are those of a loop."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -11,7 +12,7 @@ from peft.optimizers import create_loraplus_optimizer
 
 from forgather.cli.main import main
 from forgather.errors import DistributedError, TrainingError
-from forgather.ml import Trainer
+from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.adapters import lora
 from forgather.ml.bitsandbytes_optim import NAMES, refuse_shards
 from forgather.ml.optim import MuonWithAdamW
@@ -191,3 +192,24 @@ def test_an_optimizer_that_the_user_calls_is_refused_for_sharded_weights(module,
     with pytest.raises(DistributedError, match="steps plain tensors") as caught:
         refuse_shards(optimizer)
     assert "FG971" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optim": "paged_adamw_8bit"}, "FG971.*optim is 'paged_adamw_8bit', which needs bitsandbytes.*not installed"),
+        ({"optim": "adamw_torch_4bit"}, "FG708.*optim is 'adamw_torch_4bit', which needs torchao.*not installed"),
+        (
+            {"optim": "adamw_torch", "bf16_stochastic_round": True},
+            "FG708.*bf16_stochastic_round is true, which needs torchao.*not installed",
+        ),
+    ],
+)
+def test_an_optimizer_of_a_library_that_is_not_installed_is_refused(settings, said, tmp_path, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    args = TrainingArguments(tmp_path, use_cpu=True, **settings)
+    with pytest.raises(TrainingError, match=said):
+        make_optimizer(torch.nn.Linear(2, 2), args, None)

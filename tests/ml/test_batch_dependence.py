@@ -9,7 +9,7 @@ from forgather.ml import Trainer
 from forgather.ml.batch_dependence import warn_of_micro_batches
 from forgather.ml.trainer.collation import warn_mixed_rows
 from forgather.ml.trainer.hf import HFTrainer
-from tests.ml.fixtures import VOCAB, regression_rows, rows
+from tests.ml.fixtures import VOCAB, regression_rows, rows, tiny_llama
 
 
 class Normalized(nn.Module):
@@ -88,3 +88,33 @@ def test_the_trainer_of_transformers_warns_too(tmp_path, caplog):
     args = TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, **plain)
     HFTrainer(mixtral(0.5), args, train_dataset=rows()).train()
     assert "[FG887]" in caplog.text
+
+
+def test_rotary_positions_that_depend_on_the_longest_row_are_named(settings, caplog):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+    def padded(rows):
+        longest = max(len(row["input_ids"]) for row in rows)
+        short = [(row["input_ids"], longest - len(row["input_ids"])) for row in rows]
+        return {
+            "input_ids": torch.tensor([ids + [0] * missing for ids, missing in short]),
+            "labels": torch.tensor([ids + [-100] * missing for ids, missing in short]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * missing for ids, missing in short]),
+        }
+
+    def loss(accumulation):
+        model = tiny_llama(max_position_embeddings=8, rope_parameters=rope, initializer_range=0.5)
+        data = [{"input_ids": [*range(1, length)]} for length in (6, 7, 16, 12)]
+        args = settings(
+            per_device_train_batch_size=4 // accumulation,
+            gradient_accumulation_steps=accumulation,
+            max_steps=1,
+            train_sampling_strategy="sequential",
+        )
+        return Trainer(model, args, train_dataset=data, data_collator=padded).train().training_loss
+
+    whole = loss(1)
+    assert "FG886" not in caplog.text
+    assert abs(loss(2) - whole) > 1e-4
+    assert "[FG886] the rotary positions of LlamaForCausalLM are of type 'dynamic'" in caplog.text
+    assert "2 micro-batches" in caplog.text

@@ -156,3 +156,12 @@ def test_a_pretended_group_needs_a_process_without_one():
 )
 def test_modules_in_short(names, expected):
     assert expected == module_ranges(names)
+
+
+def test_more_processes_than_a_plan_can_have_are_refused():
+    with (
+        pytest.raises(DistributedError, match="FG462.*3,000,000,000 processes"),
+        fake_world(ProcessFacts(world_size=3 * 10**9)),
+    ):
+        raise AssertionError("a group of so many processes was made")
+    assert not dist.is_initialized()

@@ -75,6 +75,53 @@ def test_a_wrong_kernel_is_replaced_and_named(kernel, told, inputs, caplog):
     assert "its reference is used" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "first", [torch.zeros(3, 8), torch.empty(0, 8), torch.full((3, 8), float("nan"))], ids=["zero", "empty", "nan"]
+)
+def test_a_call_that_would_not_show_a_wrong_kernel_decides_nothing(first, inputs):
+    """An expert without tokens in the first batch, or a LoRA at its start, accepted any kernel for the whole run."""
+    norm = _registered("norm_untold", lambda x, weight, eps: 5 * norm_reference(x, weight, eps))
+    torch.testing.assert_close(norm(first, inputs[1]), norm_reference(first, inputs[1]), equal_nan=True)
+    assert {} == norm.verdicts
+    assert torch.equal(norm(*inputs), norm_reference(*inputs))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [lambda x: x[:2], lambda x: x.double(), lambda x: 2 * x, lambda x: 1 / 0],
+    ids="shape dtype numbers error".split(),
+)
+def test_a_kernel_that_is_wrong_for_another_length_is_replaced_there(tail, inputs):
+    """As one in Triton that leaves out the rows behind the last whole block."""
+
+    def blocks_of_three(x, weight, eps):
+        found = norm_reference(x, weight, eps)
+        return found if len(x) % 3 == 0 else tail(found)
+
+    norm = _registered("norm_blocks", blocks_of_three)
+    norm(*inputs)
+    x, weight = torch.randn(4, 8), inputs[1]
+    assert torch.equal(norm(x, weight), norm_reference(x, weight))
+
+
+def test_kernels_are_compared_for_a_few_shapes_only():
+    calls = []
+    norm = _registered("norm_lengths", lambda *args: calls.append(1) or _fast_norm(*args))
+    for length in range(1, 41):
+        norm(torch.ones(length, 8), torch.ones(8))
+    assert 40 + 16 == len(calls)
+
+
+def _is_positive(x: Tensor) -> Tensor:
+    return x > 0
+
+
+def test_a_kernel_of_truth_values_that_differs_is_named_so(inputs, caplog):
+    positive = _registered("positive", lambda x: x < 0, reference=_is_positive)
+    assert torch.equal(positive(inputs[0]), inputs[0] > 0)
+    assert "gives results that differ from those of its reference by up to 1 " in caplog.text
+
+
 def test_a_backward_kernel_is_compared_too(inputs, caplog):
     def right(grads, x, weight, eps):
         return kernels.gradients_of(norm_reference, grads, (x, weight, eps))

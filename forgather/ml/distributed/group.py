@@ -27,6 +27,9 @@ from forgather.errors import DistributedError, first_line
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.number_format import plural
 
+_MOST_PROCESSES = 131_072
+"""The largest fake group: meshes of torch list their ranks, which takes half a minute for so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
@@ -203,8 +206,15 @@ def start_fake_group(rank: int, world_size: int) -> None:
         world_size: the number of simulated processes.
 
     Raises:
-        DistributedError: FG701 if a process group exists.
+        DistributedError: FG701 if a process group exists; FG462 if there are too many processes.
     """
+    if world_size > _MOST_PROCESSES:
+        count = f"{world_size:,}" if world_size < 10**12 else "10^12 or more"
+        raise DistributedError(
+            f"a run of {count} processes cannot be planned",
+            code="FG462",
+            hint=f"plan at most {_MOST_PROCESSES:,} processes",
+        )
     if dist.is_initialized():
         raise DistributedError(
             "a dry run makes a fake process group, and this process already has a process group",

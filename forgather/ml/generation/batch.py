@@ -24,6 +24,7 @@ from forgather.ml.distributed import collectives
 from forgather.ml.generation.encoder_decoder import answers_alone, encoded, has_encoder
 from forgather.ml.generation.generator import Answer, Generator, Sampling
 from forgather.ml.train_mode import sampling_mode
+from forgather.rotary_types import rotary_type_by_length
 
 _UNLIMITED = 2**31
 _LOOKING_BACK: dict[str, float | None] = {
@@ -116,11 +117,7 @@ def looking_back(model: Any) -> list[str]:
 
 def _has_batch_dependent_rotary(model: Any) -> bool:
     """Returns whether the rotary embedding of a row depends on the longest row of its batch."""
-    config: Any = model.config.get_text_config()
-    facts = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # Models with several kinds of layers have the facts of each kind.
-    kinds = [facts, *(one for one in facts.values() if isinstance(one, dict))]
-    return any(one.get("rope_type", one.get("type")) in ("dynamic", "longrope") for one in kinds)
+    return rotary_type_by_length(vars(model.config.get_text_config())) is not None
 
 
 @dataclass(slots=True)

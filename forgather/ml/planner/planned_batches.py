@@ -35,6 +35,8 @@ from forgather.ml.types import Window
 
 MOST_READ = 1000
 """The number of rows that are read for their length, of a data set that does not store lengths."""
+_MOST_ROWS = 1_048_576
+"""The largest number of rows for which the training data is repeated: each of them is read and collated."""
 _MOST_MICRO_BATCHES = 2
 _STREAMED = 64  # rows of a stream that are taken for another length
 # A function of a data set, the lengths of its rows, numbers of rows, a name and notes, which gives other rows.
@@ -105,7 +107,8 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
         lengths: the numbers of tokens for which the rows of the data are repeated or cut as well.
 
     Raises:
-        PlanError: FG997 if the rows have no tokens, although lengths are given.
+        PlanError: FG997 if the rows have no tokens, although lengths are given; FG804 if an update takes more rows than
+            the data has and a plan makes.
     """
     dataset, replicas = trainer.train_dataset, trainer.strategy.topology.dp_size
     most_rows = None if dataset is None or is_iterable(dataset) else len(dataset) // replicas
@@ -131,6 +134,13 @@ def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
     present = len(dataset)
     if present >= update:
         return ()
+    if update > _MOST_ROWS:
+        raise PlanError(
+            f"an update takes {update:,} rows, and the training data has {plural(present, 'row')}, of which a plan "
+            f"makes at most {_MOST_ROWS:,}",
+            code="FG804",
+            hint="lower per_device_train_batch_size, gradient_accumulation_steps or the number of processes",
+        )
     trainer.train_dataset = _copies(dataset, [*range(present)], update)
     refused = f"; 'fgcli train' needs {least:,} at least (FG804)" if present < least else ""
     return (

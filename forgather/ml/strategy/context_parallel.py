@@ -38,6 +38,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.types import PaddingBatch
 from forgather.parallel_sizes import uneven_heads
 from forgather.ring_models import ring_obstacle
+from forgather.rotary_types import rotary_type_by_length
 
 _MODELS = Path(__file__).parent.parent / "context_models.json"
 _KNOWN = frozenset({"input_ids", "attention_mask", "position_ids", SHIFTED, DOCUMENTS})
@@ -291,6 +292,10 @@ def _why_undividable(model: nn.Module, rule: LossRule) -> str | None:
         return f"{name} is not a model of transformers, whose attention can be exchanged"
     if unproven := sorted(families.keys() - proven_families()):
         return f"it was not measured that models of the family {unproven[0]!r} ({name}) give the result of one process"
+    for part in model.modules():
+        kind = rotary_type_by_length(vars(part.config)) if isinstance(part, PreTrainedModel) else None
+        if kind is not None:
+            return f"the rotary positions of {name} are of type {kind!r}, which depends on the length of a whole row"
     is_next_token = type(rule) is CausalTokenLoss or (
         type(rule) is UserLoss and rule.shifts and rule.label_kind in (None, LabelKind.NEXT_TOKEN)
     )

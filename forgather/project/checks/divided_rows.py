@@ -7,6 +7,7 @@ refuses what is not known before it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,11 +17,13 @@ from typing import Any
 
 from forgather.config.graph import Call, Scalar
 from forgather.config.traverse import walk
-from forgather.errors import Diagnostic
+from forgather.errors import Diagnostic, ProjectError
 from forgather.parallel_sizes import uneven_heads
 from forgather.project.checks.subject import Subject
+from forgather.project.literal import plain_value
 from forgather.project.trainer_arguments import TrainerArguments, keyword, model_of_main, trainer_arguments
 from forgather.ring_models import ATTENTION, ring_obstacle
+from forgather.rotary_types import rotary_type_by_length
 
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "context_models.json")
 _CONFIG = re.compile(r"transformers(\.[\w.]+)?:(?P<name>\w+Config)")
@@ -51,6 +54,15 @@ def _check_model(subject: Subject, arguments: TrainerArguments, size: int) -> It
         yield Diagnostic(
             code="FG757",
             message=f"{_SIZE} is {size}, and it was not measured that models of {name} give the result of one process",
+            hint=f"remove {_SIZE}, and shard the weights (fsdp: true)",
+            span=span,
+        )
+        return
+    if (kind := rotary_type_by_length(_rotary_settings(config))) is not None:
+        yield Diagnostic(
+            code="FG757",
+            message=f"{_SIZE} is {size}, and the rotary positions of {name} are of type {kind!r}, which depends on the "
+            "length of a whole row",
             hint=f"remove {_SIZE}, and shard the weights (fsdp: true)",
             span=span,
         )
@@ -86,6 +98,16 @@ def _check_ring(arguments: TrainerArguments, made: list[Call], config: Call, nam
             hint=found[1],
             span=entry.span if entry else config.span,
         )
+
+
+def _rotary_settings(config: Call) -> dict[str, object]:
+    """Returns the settings of rotary positions that a config writes as plain values; the run compares others."""
+    found: dict[str, object] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        node = keyword(config, name)
+        with contextlib.suppress(ProjectError):
+            found[name] = None if node is None else plain_value(node, name)
+    return found
 
 
 def _whole(config: Call, name: str) -> int | None:

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 import forgather.ml as ml
+from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.planned_batches import MOST_READ, planned_batches
@@ -84,6 +85,12 @@ def test_an_update_is_planned_for_fewer_rows_than_it_takes(present, needs, tmp_p
     assert shape_of(found.first.batches) == [(4, 8)] * 3
     assert [needs] == ["FG804" in note for note in found.notes] if needs is not None else not found.notes
     assert all(f"{present} rows, fewer than the 12 of an update" in note for note in found.notes)
+
+
+def test_an_update_of_more_rows_than_a_plan_makes_is_refused(tmp_path):
+    made = trainer(tmp_path, Dataset.from_list([row(8)] * 3), per_device_train_batch_size=2 * 10**9)
+    with pytest.raises(PlanError, match="FG804.*2,000,000,000 rows, and the training data has 3 rows"):
+        planned_batches(made)
 
 
 def test_what_is_not_known_about_longer_rows_is_said(tmp_path):

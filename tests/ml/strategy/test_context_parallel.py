@@ -187,6 +187,28 @@ def test_models_that_were_not_compared_are_refused():
     refuse_model(llama, loss_rule(llama, nn.CrossEntropyLoss()), size=2)
 
 
+ROTARY = {
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.0],
+        "long_factor": [2.0, 2.0],
+        "original_max_position_embeddings": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+def test_rotary_positions_that_depend_on_the_length_of_rows_are_refused(kind, method):
+    """Each rank would rotate by the angles of its own part: a model of these types differed from one process."""
+    config = LlamaConfig(**_small(), max_position_embeddings=16, rope_parameters=ROTARY[kind])
+    llama = from_config(config, seed=1)
+    with pytest.raises(DistributedError, match=f"FG757.*of type '{kind}'"):
+        refuse_model(llama, loss_rule(llama), size=2, method=method)
+
+
 def _small():
     return {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
 
@@ -213,6 +235,12 @@ main: !singleton:forgather.ml:AccelTrainer
         ("LlamaConfig { num_attention_heads: 4 }", "context_parallel_size: 8", ("FG758", "its 4 attention heads")),
         ("BloomConfig { n_layer: 2 }", "context_parallel_size: 2", ("FG757", "BloomConfig")),
         ("BloomConfig { n_layer: 2 }", "context_parallel_size: 1", None),
+        (
+            "LlamaConfig { rope_parameters: {rope_type: dynamic, factor: 2.0} }",
+            "context_parallel_size: 2",
+            ("FG757", "rotary positions of LlamaConfig are of type 'dynamic'"),
+        ),
+        ("LlamaConfig { rope_parameters: {rope_type: linear, factor: 2.0} }", "context_parallel_size: 2", None),
     ),
 )
 def test_the_check_finds_models_that_cannot_be_divided(tmp_path, config, sizes, expected):
