@@ -89,7 +89,7 @@ def _frames():
 
 
 def _place():
-    """Returns (the line of Forgather that leads here, the innermost line outside of torch's dispatch), or None."""
+    """Returns (the function of Forgather that leads here, the innermost line outside of torch's dispatch), or None."""
     own = library = None
     for file, name, line in _frames():
         if file == __file__ or file.endswith(_WRAPPERS):
@@ -97,7 +97,9 @@ def _place():
         if name in _HOST_FUNCTIONS:
             return None
         if library is None:
-            library = f"{'/'.join(Path(file).parts[-2:])}:{line} {name}"
+            # A line of ours moves with each change above it, and is found by the name of its function.
+            place = "" if file.startswith(str(_PACKAGE)) else f":{line}"
+            library = f"{'/'.join(Path(file).parts[-2:])}{place} {name}"
         if file.startswith(str(_PACKAGE)):
             inside = file.removeprefix(f"{_PACKAGE}/").removeprefix("ml/")
             if any(inside == one and function in (None, name) for one, function in _HOST_PLACES):
