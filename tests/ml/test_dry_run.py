@@ -114,6 +114,7 @@ def test_what_a_strategy_refuses_is_refused(tmp_path):
     with pytest.raises(DistributedError, match="does not give the 64 processes") as caught:
         found(trainer_of(tmp_path, data_parallel_size=48))
     assert "FG704" == caught.value.code
+    assert "(--world-size 48 in a dry run)" in caught.value.hint
 
 
 def test_another_trainer_is_refused(tmp_path):

@@ -108,7 +108,8 @@ class Layout:
             raise DistributedError(
                 f"{shown} does not give the {world_size} process{'es' if world_size > 1 else ''} of this run",
                 code="FG704",
-                hint=f"start {needed}, or a multiple of it if a size is not set: --nproc-per-node {needed}",
+                hint=f"start {needed}, or a multiple of it if a size is not set: --nproc-per-node {needed} "
+                f"(--world-size {needed} in a dry run)",
                 expected=needed,
                 found=world_size,
             ).about(next((name for name, size in asked.items() if size and size > 1), "data_parallel_size"))
