@@ -82,7 +82,8 @@ def test_without_torchao_it_is_one_located_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "code"), [("fp8", "rowwise", "FG793"), ("use_liger_kernel", True, "FG790")]
+    ("setting", "value", "code"),
+    [("fp8", "rowwise", "FG793"), ("use_liger_kernel", True, "FG790"), ("bf16_stochastic_round", True, "FG708")],
 )
 def test_a_loss_that_was_not_compared_is_refused_by_the_trainer_and_by_the_check(tmp_path, setting, value, code):
     args = TrainingArguments(str(tmp_path), use_cpu=True, optim="adamw_torch", **{setting: value})

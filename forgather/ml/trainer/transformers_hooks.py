@@ -261,24 +261,17 @@ class Items(Tensor):
 
 def _refuse_uncompared(args: TrainingArguments, loss: str) -> None:
     """Raises an error for a setting with which a loss of its own rule was not compared with a plain loop."""
-    if args.fp8 is not None:
-        raise TrainingError(
-            f"fp8 is {args.fp8}, and {loss} was not compared with a plain loop in float8",
-            code="FG793",
-            hint="remove fp8",
-        ).about("args.fp8")
-    if args.bf16_stochastic_round:
-        raise TrainingError(
-            f"bf16_stochastic_round is true, and it was not compared with a plain loop with {loss}",
-            code="FG708",
-            hint="remove bf16_stochastic_round",
-        ).about("args.bf16_stochastic_round")
-    if args.use_liger_kernel:
-        raise TrainingError(
-            f"use_liger_kernel is true, and {loss} was not compared with a plain loop with Liger's kernels",
-            code="FG790",
-            hint="remove use_liger_kernel",
-        ).about("args.use_liger_kernel")
+    for name, code, value, how in (
+        ("fp8", "FG793", args.fp8, "in float8"),
+        ("bf16_stochastic_round", "FG708", args.bf16_stochastic_round, "with weights rounded at random"),
+        ("use_liger_kernel", "FG790", args.use_liger_kernel, "with Liger's kernels"),
+    ):
+        if value:
+            raise TrainingError(
+                f"{name} is {'true' if value is True else value}, and {loss} was not compared with a plain loop {how}",
+                code=code,
+                hint=f"remove {name}",
+            ).about(f"args.{name}")
 
 
 class WithOwnLoss:

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from forgather.ml.data.row_stream import RowStream
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.distributed.test_row_dispatch import KINDS, LENGTHS, Counted, CountedReader
+from tests.ml.distributed.test_row_dispatch import KINDS, LENGTHS, Counted, CountedReader, collate
 from tests.ml.fixtures import StopAt, tiny_llama
 
 
@@ -56,10 +56,6 @@ def checked(rows):
         if row.get("is_bad"):
             raise ValueError("a row cannot be prepared")
         yield row
-
-
-def collate(rows):
-    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
 
 
 def run(folder, kind, rows, data, *, stop=None, **given):
