@@ -223,7 +223,7 @@ data:
     generation.batch
 losses and models:
     activation_budget activation_offloading batch_sizes kernel_comparison varlen_attention vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents embedding_noise kernels label_kind loss_reduction low_bit_optim models name_patterns optim unsaved_buffers
     attention_inputs classifiers context_attention ring_attention loss_terms reward_function rewards vocabulary_slice
     model_inputs
     deferred_head linear_loss

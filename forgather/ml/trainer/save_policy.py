@@ -34,6 +34,7 @@ from forgather.ml.trainer.save_function import SaveFunction, Scratch, run_save_f
 from forgather.ml.trainer.snapshot import Snapshot, SnapshotBuilder
 from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.trainer.weight_average import WeightAverage
+from forgather.ml.unsaved_buffers import UnsavedBuffers
 
 
 class BestMetric:
@@ -160,6 +161,7 @@ class CheckpointSaver:
         self._sync = sync
         self._training = training
         self._snapshots = SnapshotBuilder(session, strategy, average)
+        self._unsaved = UnsavedBuffers(strategy.model)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
         self._background = BackgroundWriter() if self.enabled and args.async_save else None
         if self._background is not None:
@@ -289,6 +291,8 @@ class CheckpointSaver:
 
     def _snapshot(self) -> tuple[Snapshot, Scratch | None]:
         """Returns a snapshot of the current step, and the temporary files in it, which the caller removes."""
+        if not self._session.args.save_only_model:
+            self._unsaved.warn()
         snapshot = self._snapshots.take(self._training)
         if self._save_function is None:
             return snapshot, None

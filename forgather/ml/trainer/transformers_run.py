@@ -41,6 +41,7 @@ from forgather.ml.tracking import Logged, receiving
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
 from forgather.ml.trainer.stream_choice import is_iterable
+from forgather.ml.unsaved_buffers import UnsavedBuffers
 
 _log = get_logger(__name__)
 
@@ -68,6 +69,7 @@ class TransformersRun(Trainer):
         self._optimizer_factory = optimizer_factory
         self._scheduler_factory = lr_scheduler_factory
         self._num_rows = 0
+        self._unsaved: UnsavedBuffers | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
         self._report_to = args.report_to
         trackers = tracker_callbacks(args.report_to, callbacks)
@@ -126,6 +128,7 @@ class TransformersRun(Trainer):
         self._start.begin(self.args.world_size, self.args.device, model=model)
         accumulation = self.args.gradient_accumulation_steps
         warn_of_micro_batches(model, replicas=self.args.world_size, accumulation=accumulation)
+        self._unsaved = UnsavedBuffers(model)
         self._seed_run()
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
@@ -173,6 +176,8 @@ class TransformersRun(Trainer):
             error.add_note(f"on_train_end failed too: {failure!r}")
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if self._unsaved is not None and not self.args.save_only_model:
+            self._unsaved.warn()
         with without_progress_bars():
             super()._save(output_dir, state_dict)
 
