@@ -144,10 +144,11 @@ def loss_rule(
         path: whether the token loss of causal language models is computed without logits.
 
     Raises:
-        TrainingError: FG716 if a loss without logits is required and the token loss is not used; FG717 or FG718 if its
-            kernel cannot be used; FG806 if the loss cannot be converted to a sum; FG807 if label smoothing or a z-loss
-            is given and the token loss is not used.
+        TrainingError: FG801 if the model has no `forward`, or is a LightningModule; FG716 if a loss without logits is
+            required and the token loss is not used; FG717 or FG718 if its kernel cannot be used; FG806 if the loss
+            cannot be converted to a sum; FG807 if label smoothing or a z-loss is given and the token loss is not used.
     """
+    _refuse_without_forward(model)
     causal = is_causal_lm(model)
     if loss_fn is not None or not causal:
         if label_smoothing:
@@ -163,6 +164,24 @@ def loss_rule(
     if causal:
         return CausalTokenLoss(model, label_smoothing=label_smoothing, z_loss=z_loss, path=path)
     return ModelLoss(model)
+
+
+def _refuse_without_forward(model: nn.Module) -> None:
+    """Raises an error if the loss of a model is not computed by its `forward`."""
+    kind = type(model)
+    # Of Forgather or of Lightning, whose optimizers and hooks would not be called either.
+    if all(callable(getattr(model, name, None)) for name in ("training_step", "configure_optimizers")):
+        raise TrainingError(
+            f"{kind.__name__} is a LightningModule, and this trainer would call its forward instead of training_step",
+            code="FG801",
+            hint="extend 'trainers/lightning.yaml'; in a script: forgather.lightning.Trainer(...).fit(model)",
+        ).about("model")
+    if kind.forward is nn.Module.forward:
+        raise TrainingError(
+            f"{kind.__name__} has no method forward",
+            code="FG801",
+            hint="write forward(self, **batch), which returns the loss, or logits for a loss_fn",
+        ).about("model")
 
 
 def _without_token_loss(setting: str, value: Any, code: str, hint: str) -> TrainingError:

@@ -18,6 +18,7 @@ from transformers import DataCollatorForLanguageModeling, GPT2Config, GPT2LMHead
 import forgather.ml
 from forgather.errors import CheckpointError, DistributedError, TrainingError
 from forgather.interrupt import SAME_SECONDS
+from forgather.lightning import LightningModule
 from forgather.ml import Trainer
 from forgather.ml.checkpoint import list_checkpoints, verify
 from forgather.ml.trainer.step_guard import FiniteGuard
@@ -254,6 +255,8 @@ def test_without_waiting_the_optimizer_leaves_the_update_out_by_itself(poison):
 BAD = {
     "no model": ("FG801", {"model": None}, {}),
     "no module": ("FG801", {"model": lambda: "text"}, {}),
+    "no forward": ("FG801", {"model": torch.nn.Module}, {}),
+    "steps of Lightning": ("FG801", {"model": LightningModule}, {}),
     "no data": ("FG802", {"train_dataset": None}, {}),
     "no rows": ("FG803", {"train_dataset": []}, {}),
     "no rows to evaluate": ("FG803", {"eval_dataset": []}, {"eval_strategy": "epoch"}),
