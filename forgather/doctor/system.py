@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
+from forgather.available_memory import CGROUP, MEMINFO, container_bytes, machine_bytes
 from forgather.doctor.result import CheckResult, not_checked, note, ok, wrong
 
 _GIB = 2**30
@@ -26,7 +27,7 @@ _LEAST_SPEED = 20e6
 """Bytes per second; a checkpoint of 10 GB takes more than eight minutes below it."""
 
 
-def check_memory(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> CheckResult:
+def check_memory(meminfo: str = MEMINFO, cgroup: str = CGROUP) -> CheckResult:
     """Checks the memory that processes can have: what is available, and the limit of a container.
 
     Args:
@@ -34,10 +35,7 @@ def check_memory(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup")
         cgroup: the folder with the limits of this container.
     """
     name = "memory"
-    with open(meminfo, encoding="ascii") as stream:
-        lines = dict(line.split(":", 1) for line in stream if ":" in line)
-    available = int(lines["MemAvailable"].split()[0]) * 1024
-    limit = _cgroup_room(cgroup)
+    available, limit = machine_bytes(meminfo), container_bytes(cgroup)
     room = available if limit is None else min(available, limit)
     found = f"{room / _GIB:.1f} GiB available" + (" in this container" if room == limit else "")
     if room < _LEAST_MEMORY:
@@ -45,18 +43,6 @@ def check_memory(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup")
             name, found, "end other processes, or give the machine or container more memory", available_bytes=room
         )
     return ok(name, found, available_bytes=room)
-
-
-def _cgroup_room(folder: str) -> int | None:
-    """Returns the bytes that this container may still take; None without a limit."""
-    try:
-        with open(os.path.join(folder, "memory.max"), encoding="ascii") as stream:
-            limit = stream.read().strip()
-        with open(os.path.join(folder, "memory.current"), encoding="ascii") as stream:
-            used = stream.read().strip()
-    except OSError:
-        return None
-    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None
 
 
 def check_shared_memory(folder: str = "/dev/shm") -> CheckResult:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from forgather.available_memory import available_bytes
 from forgather.launch.bound_process import BoundProcess
 from forgather.launch.multi_process import children_environment
 from forgather.planner.benchmark_results import Row, Status
@@ -27,7 +28,6 @@ from forgather.planner.memory_plan import format_size
 _CELL = "forgather.ml.benchmark_cell"
 _BOUND = "forgather.launch.bound_process"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
-_FREE = "forgather.ml.memory:available_bytes"
 _ENDING_SECONDS = 10.0
 _GB = 1e9
 
@@ -81,7 +81,7 @@ def refusal(cell: Mapping[str, Any], *, use_cpu: bool) -> str | None:
     gpus, memory = config["gpu_count"], config["estimated_memory"]
     tensors = memory["per_gpu_gb"] - memory["overhead_gb"] + memory["host_gb"]
     if use_cpu or _is_for_cpu(cell):
-        free = _function(_FREE)()
+        free = available_bytes()
         if free is None or tensors * gpus <= free / _GB:
             return None
         need = format_size(tensors * gpus * _GB)

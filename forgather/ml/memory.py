@@ -1,4 +1,4 @@
-"""The memory that the current process uses, and the memory that is available on this machine.
+"""The memory that the current process uses.
 
 No function in this module waits for a device.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 
 import torch
 
@@ -25,7 +24,6 @@ _STATUS = "/proc/self/status"
 _CLEAR_REFS = "/proc/self/clear_refs"
 _earlier_peaks: dict[torch.device, int] = {}
 """The peaks of CUDA devices before `peak_since_last` began to measure again."""
-_MEMINFO = "/proc/meminfo"
 
 
 def memory_facts(device: torch.device) -> dict[str, float]:
@@ -128,17 +126,3 @@ def _peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # `ru_maxrss` is in bytes on macOS and in KiB on Linux.
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def available_bytes() -> int | None:
-    """Returns the memory that can still be allocated on this machine, or None if the system does not report it.
-
-    Units:
-        bytes.
-    """
-    # Only Linux has the file.
-    with suppress(OSError), open(_MEMINFO) as stream:
-        for line in stream:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

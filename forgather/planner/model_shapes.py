@@ -182,6 +182,32 @@ def model_shape(name: str) -> ModelShape:
     return _shape(key, entry)
 
 
+def least_parameters(config: Mapping[str, Any]) -> int | None:
+    """Returns a number of parameters that a new model has at least; None if that is not known from its configuration.
+
+    Args:
+        config: the configuration of a descendant of Llama, as transformers spells it. Without a `vocab_size`, the
+            embeddings are left out.
+
+    Example:
+        >>> sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+        >>> heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+        >>> least_parameters({"model_type": "llama", **sizes, **heads, "vocab_size": 128256})
+        8030261248
+    """
+    if _KINDS.get(config["model_type"]) is not _llama_like:
+        return None
+    # Defaults of other classes are larger, or add parameters.
+    least = {"num_key_value_heads": 1, "head_dim": 1 if "gemma" in config["model_type"] else None}
+    if config["model_type"] == "llama":
+        least = {"num_key_value_heads": config.get("num_attention_heads"), "head_dim": None}
+    try:
+        sizes = _llama_like({"vocab_size": 0, "max_position_embeddings": 0, **least, **config})
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return sum(block.count * block.parameters for block in sizes["blocks"]) + int(sizes["other_parameters"])
+
+
 def model_family(word: str) -> str:
     """Returns the family that a word means.
 

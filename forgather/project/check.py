@@ -25,6 +25,7 @@ from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import check_other_projects
 from forgather.project.checks.divided_rows import check_divided_rows
 from forgather.project.checks.import_check import check_imports
+from forgather.project.checks.initial_weights import check_initial_weights
 from forgather.project.checks.lightning_words import check_lightning_words
 from forgather.project.checks.missing_packages import check_missing_packages, without_repeats
 from forgather.project.checks.output_folders import check_output_folder
@@ -60,7 +61,7 @@ NO_EFFECT = "FG233"
 SUSPICIOUS_SCALAR = "FG222"
 """The error code of a string that looks like a number, a boolean or null."""
 # The constructed objects report these again, so that a run need not print the findings twice.
-_REPORTED_BY_THE_RUN = frozenset({"FG796", "FG825", "FG440", "FG848"})
+_REPORTED_BY_THE_RUN = frozenset({"FG733", "FG796", "FG825", "FG440", "FG848"})
 _MISSING_FILE = "FG456"
 _DATA_SOURCES = "forgather.ml.data:"
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
@@ -73,6 +74,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_divided_rows,
     check_streamed_rows,
     check_stream_shards,
+    check_initial_weights,
     check_quantized_model,
     check_adapted_modules,
     check_lightning_words,

@@ -8,7 +8,7 @@ and to `forgather.ml` in the second one.
 
 CONFIGURATION = """
 foundation:
-    bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
+    available_memory bounded folder_lock json_text pipeline_schedules replaced_file secret_names source spelling trainer_hooks value_text
     rule_conditions
     accumulation
     whole_rows cache_file errors parallel_sizes ring_models rotary_types shown_secrets
@@ -107,7 +107,7 @@ project:
     project.checks.import_check
     project.checks.divided_rows project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
-    project.checks.stream_shards
+    project.checks.initial_weights project.checks.stream_shards
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing project.origin_labels

@@ -3,7 +3,7 @@
 import pytest
 
 from forgather.errors import PlanError
-from forgather.planner.model_shapes import model_family, model_shape, shape_names
+from forgather.planner.model_shapes import least_parameters, model_family, model_shape, shape_names
 from tests.matrix import thinned
 
 QUICK = ("facebook/opt-350m", "Qwen/Qwen3-8B", "google/flan-t5-small")
@@ -43,6 +43,27 @@ def test_the_model_that_transformers_builds_has_these_parameters(name):
     assert blocks == max(block.count for block in shape.blocks)
     if shape.family != "vision":
         assert shape.vocab_size == config.vocab_size
+
+
+def test_the_least_number_is_exact_where_all_is_given():
+    known = {name: number for name in shape_names() if (number := least_parameters(model_shape(name).config))}
+    assert known == {name: model_shape(name).parameters for name in known}
+    families = {model_shape(name).config["model_type"] for name in known}
+    assert families == {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"}
+    assert least_parameters({"model_type": "llama", "hidden_size": "wide"}) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma", "gemma2", "phi3"])
+def test_no_default_of_transformers_makes_a_model_smaller(family):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 16}
+    config = transformers.AutoConfig.for_model(family, **sizes, pad_token_id=0)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    least = least_parameters({"model_type": family, **sizes})
+    assert 0 < least < sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_name_is_found_without_its_owner_and_by_other_names():

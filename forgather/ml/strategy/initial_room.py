@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 
-from forgather.ml.memory import available_bytes
+from forgather.available_memory import available_bytes
 from forgather.ml.number_format import format_bytes
 
 _COUNTER = "set initial_weights: counter, by which each process computes its slices of the weights and writes no file"

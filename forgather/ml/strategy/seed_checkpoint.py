@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from forgather.available_memory import available_bytes
 from forgather.errors import CheckpointError, TrainingError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
@@ -26,7 +27,6 @@ from forgather.ml.checkpoint.state import read_state, split_tensors, write_state
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.log import get_logger
-from forgather.ml.memory import available_bytes
 from forgather.ml.model_class import is_quantized
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
