@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
-from forgather.ml.number_format import plural
 from forgather.rotary_types import rotary_type_by_length
 
 _log = get_logger(__name__)
@@ -28,19 +27,21 @@ _WARNED: WeakSet[nn.Module] = WeakSet()
 _SHOWN = 3
 
 
-def warn_of_micro_batches(model: nn.Module, *, replicas: int, accumulation: int) -> None:
+def warn_of_micro_batches(model: nn.Module, *, replicas: int, accumulation: int, parts: int = 1) -> None:
     """Warns if a model computes something of one micro-batch, and an optimizer step has several of them.
 
     Args:
         model: the model to train.
         replicas: the number of data-parallel processes.
         accumulation: the number of micro-batches of an optimizer step on each process.
+        parts: the number of parts of a micro-batch, which a pipeline computes one after the other.
     """
-    if replicas * accumulation < 2:
+    if replicas * accumulation * parts < 2:
         return
     split = " and ".join(
         [f"{replicas} processes"] * (replicas > 1)
-        + [f"{plural(accumulation, 'micro-batch', 'micro-batches')}"] * (accumulation > 1)
+        + [f"{accumulation} micro-batches"] * (accumulation > 1)
+        + [f"{parts} parts of a micro-batch, which a pipeline computes one after the other"] * (parts > 1)
     )
     if names := _with_statistics(model):
         listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

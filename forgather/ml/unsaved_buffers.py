@@ -33,8 +33,12 @@ class UnsavedBuffers:
         self._model = model
         self._first = {name: buffer.detach().to("cpu", copy=True) for name, buffer in _not_persistent(model)}
 
-    def warn(self) -> None:
-        """Warns, once, if training has changed values of buffers that the checkpoint does not hold."""
+    def warn(self, *, on_this_rank: bool = False) -> None:
+        """Warns, once, if training has changed values of buffers that the checkpoint does not hold.
+
+        Args:
+            on_this_rank: True to warn on this rank, too, if it is not the first one: the model is a part of its own.
+        """
         changed = [
             name
             for name, buffer in _not_persistent(self._model)
@@ -55,6 +59,7 @@ class UnsavedBuffers:
             "s" if len(changed) > 1 else "",
             listed,
             class_name(getattr(self._model, "stands_for", self._model)),
+            all_ranks=on_this_rank,
         )
 
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forgather.planner.architectures import BlockShape
 from forgather.planner.hardware import LINKS, Hardware
-from forgather.planner.model_shapes import BlockShape, ModelShape
+from forgather.planner.model_shapes import ModelShape
 
 LORA_TARGETS = ("q_proj", "v_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONTEXT_BYTES = 800_000_000

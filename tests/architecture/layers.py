@@ -24,7 +24,7 @@ foundation:
     control_listener interventions trackers
     stored_model
     quantized
-    planner planner.zero_settings
+    planner planner.architectures planner.zero_settings
     planner.batch_size planner.efficiency planner.leaf planner.memory_plan
     planner.choices planner.hardware
     planner.fit planner.foreign_configs planner.model_shapes planner.stage_cuts planner.work

@@ -3,7 +3,8 @@
 import pytest
 
 from forgather.errors import PlanError
-from forgather.planner.model_shapes import least_parameters, model_family, model_shape, shape_names
+from forgather.planner.architectures import least_parameters
+from forgather.planner.model_shapes import model_family, model_shape, shape_names
 from tests.matrix import thinned
 
 QUICK = ("facebook/opt-350m", "Qwen/Qwen3-8B", "google/flan-t5-small")

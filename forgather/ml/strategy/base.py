@@ -77,7 +77,8 @@ class Strategy(Protocol):
     `title` is the name of the strategy in output for users, and "" for a single process. `builds_on_meta` is True if
     `build` first makes the model on the meta device, so that a dry run can call `build`. `slices_per_weight` is the
     number of ranks over which each weight is split without DTensors. It is 1 if the strategy splits weights only by
-    DTensors, or not at all. `forward_is_collective` is True if every rank must call the model at the same time.
+    DTensors, or not at all. `forward_is_collective` is True if every rank must call the model at the same time. `parts`
+    is the number of parts into which a micro-batch is divided: the model is called with one part at a time.
 
     The following attributes are valid after `build`, except for `optimizer`, which is valid after `build_optimizer`.
     `topology` is the position of this rank. `layout` has the sizes of the mesh axes. `model` is the model, or the part
@@ -93,6 +94,7 @@ class Strategy(Protocol):
     builds_on_meta: bool
     slices_per_weight: int
     forward_is_collective: bool
+    parts: int
     topology: Topology
     layout: Layout
     model: nn.Module

@@ -56,6 +56,7 @@ class ModelStrategy:
     builds_on_meta = False
     slices_per_weight = 1
     forward_is_collective = False
+    parts = 1
     topology: Topology
     layout = Layout()
     mesh: Mesh

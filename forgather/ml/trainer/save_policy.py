@@ -161,7 +161,7 @@ class CheckpointSaver:
         self._sync = sync
         self._training = training
         self._snapshots = SnapshotBuilder(session, strategy, average)
-        self._unsaved = UnsavedBuffers(strategy.model)
+        self._unsaved = UnsavedBuffers(strategy.view)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
         self._background = BackgroundWriter() if self.enabled and args.async_save else None
         if self._background is not None:
@@ -292,7 +292,8 @@ class CheckpointSaver:
     def _snapshot(self) -> tuple[Snapshot, Scratch | None]:
         """Returns a snapshot of the current step, and the temporary files in it, which the caller removes."""
         if not self._session.args.save_only_model:
-            self._unsaved.warn()
+            is_stage = self._strategy.layout.pipeline_parallel_size > 1 and self._strategy.topology.dp_rank == 0
+            self._unsaved.warn(on_this_rank=is_stage)
         snapshot = self._snapshots.take(self._training)
         if self._save_function is None:
             return snapshot, None

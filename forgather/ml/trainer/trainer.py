@@ -319,7 +319,8 @@ class Trainer(WithOwnLoss):
         self._start.begin(topology.world_size, topology.device, self.layout, self.model)
         accumulation = args.gradient_accumulation_steps
         run_start.warn_of_untried_batch(args)
-        warn_of_micro_batches(self.model, replicas=topology.dp_size, accumulation=accumulation)
+        parts = self.strategy.parts
+        warn_of_micro_batches(self.model, replicas=topology.dp_size, accumulation=accumulation, parts=parts)
         refuse_unused_hooks(self)
         run_start.refuse_gradient_readers(args, session.dispatcher.callbacks)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint

@@ -12,15 +12,15 @@ import re
 from forgather.available_memory import available_bytes
 from forgather.config.graph import Call, Scalar
 from forgather.errors import Diagnostic, Severity
+from forgather.planner.architectures import least_parameters
 from forgather.planner.memory_plan import format_size
-from forgather.planner.model_shapes import least_parameters
 from forgather.project.checks.setting_rules import arguments_of
 from forgather.project.checks.subject import Subject
 from forgather.project.trainer_arguments import TrainerArguments, model_of_main, path_of, trainer_arguments
 
 _MAKER = "forgather.ml.models:from_config"
 _CONFIG = re.compile(r"transformers(?:\.\w+)*:(\w+)Config$")
-_BYTES = {None: 4, "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_initial_weights(subject: Subject) -> list[Diagnostic]:
@@ -67,5 +67,5 @@ def _least_bytes(subject: Subject, model: Call) -> int | None:
         # Its vocabulary replaces that of the configuration.
         sizes.pop("vocab_size", None)
     parameters = least_parameters({**sizes, "model_type": kind[1].lower()})
-    bytes_each = _BYTES.get(None if dtype is None else dtype.value)
+    bytes_each = _BYTES.get("float32" if dtype is None or dtype.value is None else str(dtype.value))
     return None if parameters is None or bytes_each is None else parameters * bytes_each

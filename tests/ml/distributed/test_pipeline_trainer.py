@@ -1,6 +1,7 @@
 """`PipelineTrainer` end to end on gloo ranks: evaluation, checkpoints, text, the model as transformers reads it."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -181,6 +182,35 @@ def _refused(folder, settings):
 )
 def test_what_is_refused_names_the_setting_where_it_is_written(tmp_path, settings, argument):
     assert [argument] * 2 == run_ranks(2, _refused, tmp_path, settings)
+
+
+def _warned_of(folder):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("forgather").addHandler(handler)
+    dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+    PipelineTrainer(
+        lambda: make_llama(max_position_embeddings=8, **dynamic),
+        PipelineTrainingArguments(
+            str(folder), use_cpu=True, max_steps=2, save_steps=1, per_device_train_batch_size=4, pipeline_chunks=4
+        ),
+        train_dataset=rows(8),
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20)),
+    ).train()
+    return {code: [line for line in lines if code in line] for code in ("[FG797]", "[FG886]")}
+
+
+def test_a_stage_warns_of_what_depends_on_parts_of_a_batch_and_of_what_no_checkpoint_holds(tmp_path):
+    for stage, warnings in enumerate(run_ranks(2, _warned_of, tmp_path)):
+        (unsaved,) = warnings["[FG797]"]
+        assert (
+            f"[rank {stage}] [FG797] training changes the buffer local.stages.{stage}.model.rotary_emb.inv_freq of LlamaForCausalLM"
+            in unsaved
+        )
+        if stage == 0:
+            (divided,) = warnings["[FG886]"]
+            assert "type 'dynamic'" in divided and "4 parts of a micro-batch" in divided
 
 
 def _forward_passes(folder, schedule):
