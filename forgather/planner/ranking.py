@@ -178,8 +178,8 @@ def refuse_if_nothing_fits(cells: Sequence[Cell]) -> None:
         f"nothing fits: the nearest way is {nearest.title} with micro-batches of {_rows(nearest.rows)}, which needs "
         f"{need} of {memory}, {format_size(nearest.excess)} too much",
         code="FG992",
-        hint=f"its largest rows: {largest}. Use more or larger devices, shorter rows, an adapter, or a smaller model"
-        + _refused(cells),
+        hint=f"its largest rows: {largest}. Use more or larger devices, shorter rows, rows "
+        "divided over several devices (context_parallel_size), an adapter, or a smaller model" + _refused(cells),
     )
 
 
