@@ -64,5 +64,29 @@ def test_keys_of_our_trainers_in_fsdp_config_are_refused_by_the_check_and_at_the
         HFTrainer(tiny_llama(), args, train_dataset=rows(4))
 
 
+OF_VERSION_1 = {
+    "forward_prefetch": (True, False),
+    "backward_prefetch": ("backward_pre", "no_prefetch"),
+    "limit_all_gathers": (False, True),
+    "use_orig_params": (False, True),
+    "sync_module_states": (False, True),
+}
+"""The keys that transformers leaves out for FSDP2, each with a value that would be dropped, and one that asks for nothing."""
+
+
+@pytest.mark.parametrize("key", OF_VERSION_1)
+def test_a_key_that_transformers_would_drop_is_refused_by_the_check_and_at_the_start(tmp_path, key):
+    dropped, harmless = OF_VERSION_1[key]
+    for number, prefix in enumerate(("", "fsdp_")):
+        (found,) = findings(tmp_path / str(number), f"fsdp_config: {{{prefix}{key}: {json.dumps(dropped)}}}")
+        assert found.startswith(f"FG814 fsdp_config has {key}, which transformers.Trainer reads for version 1")
+    given = {"use_cpu": True, "report_to": "none", "fsdp_config": {key: dropped}}
+    with pytest.raises(SettingError, match=f"FG814.*fsdp_config has {key}"):
+        HFTrainer(tiny_llama(), transformers.TrainingArguments(str(tmp_path), **given), train_dataset=rows(4))
+
+    assert [] == findings(tmp_path / "harmless", f"fsdp_config: {{{key}: {json.dumps(harmless)}}}")
+    assert [] == findings(tmp_path / "old", f"fsdp_config: {{version: 1, {key}: {json.dumps(dropped)}}}")
+
+
 def test_keys_of_transformers_in_fsdp_config_are_accepted(tmp_path):
     assert [] == findings(tmp_path, "fsdp_config: {reshard_after_forward: true}")

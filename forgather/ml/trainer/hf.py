@@ -134,6 +134,7 @@ def _batch(logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
 
 # `transformers.TrainingArguments` accepts any value and fails later, far from the setting.
 _RULES = argument_checks.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
+_OF_FSDP_1 = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states")
 
 _log = get_logger(__name__)
 
@@ -182,7 +183,8 @@ class HFTrainer(TransformersRun):
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
         # Other rules ask for more than these facts.
-        kept = {"args.fsdp_config": args.fsdp_config}
+        inside = {f"args.fsdp_config.{key}": (args.fsdp_config or {}).get(key) for key in ("version", *_OF_FSDP_1)}
+        kept = {"args.fsdp_config": args.fsdp_config, **inside}
         argument_checks.raise_first_error(one for one in _RULES.broken(kept, kept) if one.code == "FG814")
         _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
         reduces = getattr(others.get("compute_metrics"), "preprocess_logits_for_metrics", None)
