@@ -1,4 +1,4 @@
-"""Writes the table of measured equality into docs/parallelism.md.
+"""Writes the tables of measured equality into docs/parallelism.md.
 
     python scripts/write_results.py results.json
 
@@ -14,31 +14,51 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PRECISIONS = ("fp64", "fp32 sgd", "fp32 adamw")
-COLUMNS = (
-    "strategy",
-    "ranks",
-    "trainings",
+FIGURES = (
     "fp64, AdamW with clipping: digits",
     "fp32, SGD: norm, update",
     "fp32, AdamW with clipping: loss, norm, update",
 )
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+RING_DATA = "one document"
+"""The option of data whose documents see one another, which every training on a ring has."""
 
 
-def table(notes):
-    """Returns the table: for each strategy, the worst result over all models and accumulation steps."""
-    rows = defaultdict(lambda: defaultdict(list))
+def tables(notes):
+    """Returns two tables of the worst results: of each strategy alone, and of each further setting."""
+    strategies = defaultdict(lambda: defaultdict(list))
+    settings = defaultdict(lambda: defaultdict(list))
     for note in notes:
-        strategy = f"{note['strategy']}, {note['option']}" if note["option"] else note["strategy"]
-        rows[strategy, note["world_size"]][note["precision"]].append(note)
-    return "\n".join([HEAD, *(_row(strategy, ranks, found) for (strategy, ranks), found in rows.items())])
+        option = note["option"].removeprefix(RING_DATA).removeprefix(", ")
+        place = settings[option] if option else strategies[note["strategy"], note["world_size"]]
+        place[note["precision"]].append(note)
+    first = [_row((strategy, str(ranks)), found) for (strategy, ranks), found in strategies.items()]
+    second = [_row((option, _strategies(found)), found) for option, found in settings.items()]
+    return "\n\n".join(
+        [
+            "\n".join([_head("strategy", "ranks"), *first]),
+            "Further settings, each with the strategies and numbers of ranks under which it was compared:",
+            "\n".join([_head("setting", "strategies"), *second]),
+        ]
+    )
 
 
-def _row(strategy, ranks, found):
+def _head(*names):
+    columns = (*names, "trainings", *FIGURES)
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
+
+
+def _strategies(found):
+    ranks = defaultdict(set)
+    for notes in found.values():
+        for note in notes:
+            ranks[note["strategy"]].add(note["world_size"])
+    return "; ".join(f"{name} on {' and '.join(map(str, sorted(sizes)))}" for name, sizes in ranks.items())
+
+
+def _row(names, found):
     double, sgd, adamw = (found.get(precision, []) for precision in PRECISIONS)
     cells = [
-        strategy,
-        str(ranks),
+        *names,
         str(len(double) + len(sgd) + len(adamw)),
         str(min((note["digits"] for note in double), default="")),
         _worst(sgd, "grad_norm", "updrel"),
@@ -60,9 +80,9 @@ def replaced(page, content):
 
 
 def main(*files):
-    """Writes the table for one or several files of results."""
+    """Writes the tables for one or several files of results."""
     notes = [note for file in files for note in json.loads(Path(file).read_text(encoding="utf-8"))]
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(notes)), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), tables(notes)), encoding="utf-8")
     print(f"{len(notes)} trainings in {PAGE.relative_to(PAGE.parents[1])}")
 
 
