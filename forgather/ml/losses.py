@@ -176,7 +176,8 @@ def _refuse_without_forward(model: nn.Module) -> None:
             code="FG801",
             hint="extend 'trainers/lightning.yaml'; in a script: forgather.lightning.Trainer(...).fit(model)",
         ).about("model")
-    if kind.forward is nn.Module.forward:
+    # An object may have a method of its own, as modules have that torch.compile wraps.
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:
         raise TrainingError(
             f"{kind.__name__} has no method forward",
             code="FG801",

@@ -139,6 +139,7 @@ class DeepSpeedZero:
 
     title = "DeepSpeed"
     builds_on_meta = False  # below stage 3 the model is made with values
+    parts = 1
     model: nn.Module
     view: nn.Module
     rule: LossRule

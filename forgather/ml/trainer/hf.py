@@ -183,7 +183,8 @@ class HFTrainer(TransformersRun):
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
         # Other rules ask for more than these facts.
-        inside = {f"args.fsdp_config.{key}": (args.fsdp_config or {}).get(key) for key in ("version", *_OF_FSDP_1)}
+        config = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
+        inside = {f"args.fsdp_config.{key}": config.get(key) for key in ("version", *_OF_FSDP_1)}
         kept = {"args.fsdp_config": args.fsdp_config, **inside}
         argument_checks.raise_first_error(one for one in _RULES.broken(kept, kept) if one.code == "FG814")
         _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
