@@ -85,9 +85,9 @@ GUARANTEES = {
     ),
     "layouts": (
         "A run saved under one layout of processes can be resumed under any other.",
-        "all 169 pairs of one process, DDP, FSDP2 of 2 and 4, hybrid shards, tensor parallel (alone and with "
-        "FSDP2), pipeline (alone, with replicas, with FSDP2), ZeRO 1 to 3: weights and optimizer state after three "
-        "steps",
+        "all 256 pairs of one process, DDP, FSDP2 of 2 and 4, hybrid shards, tensor parallel (alone and with FSDP2), "
+        "context parallel (alone, on a ring, with FSDP2), pipeline (alone, with replicas, with FSDP2), ZeRO 1 to 3: "
+        "weights and optimizer state after three steps",
     ),
     "load": (
         "To load a checkpoint, a rank needs memory for its own part only.",
