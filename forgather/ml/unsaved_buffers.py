@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
@@ -71,4 +72,6 @@ def _not_persistent(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name in sorted(module._non_persistent_buffers_set):
             buffer = module._buffers.get(name)
             if buffer is not None and not buffer.is_meta:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                # torch's tensor parallelism makes DTensors of the buffers of a module that it divides.
+                local = buffer.to_local() if isinstance(buffer, DTensor) else buffer
+                yield f"{prefix}.{name}" if prefix else name, local

@@ -41,6 +41,7 @@ from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
 from forgather.ml.trainer.model_setup import model_maker
 from forgather.ml.trainer.row_fit import refuse_unfit_rows
 from forgather.ml.trainer.transformers_run import TransformersRun
+from forgather.rule_conditions import names_of
 
 
 class OutputLoss:
@@ -134,7 +135,7 @@ def _batch(logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
 
 # `transformers.TrainingArguments` accepts any value and fails later, far from the setting.
 _RULES = argument_checks.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
-_OF_FSDP_1 = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states")
+_INSIDE = "args.fsdp_config."
 
 _log = get_logger(__name__)
 
@@ -184,7 +185,8 @@ class HFTrainer(TransformersRun):
         )
         # Other rules ask for more than these facts.
         config = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
-        inside = {f"args.fsdp_config.{key}": config.get(key) for key in ("version", *_OF_FSDP_1)}
+        names = {name for rule in _RULES.conflicts for name in names_of(rule["when"])}
+        inside = {name: config.get(name.removeprefix(_INSIDE)) for name in names if name.startswith(_INSIDE)}
         kept = {"args.fsdp_config": args.fsdp_config, **inside}
         argument_checks.raise_first_error(one for one in _RULES.broken(kept, kept) if one.code == "FG814")
         _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
