@@ -51,13 +51,27 @@ def container_bytes(cgroup: str = CGROUP) -> int | None:
     Args:
         cgroup: the folder with the limits of this container.
     """
+    limit, used = container_limit(cgroup), _number(cgroup, "memory.current")
+    if limit is None or used is None:
+        return None
+    return min(limit, max(0, limit - used + _copies_of_files(cgroup)))
+
+
+def container_limit(cgroup: str = CGROUP) -> int | None:
+    """Returns the bytes that the processes of this container may take together; None without a limit.
+
+    Args:
+        cgroup: the folder with the limits of this container.
+    """
+    return _number(cgroup, "memory.max")
+
+
+def _number(folder: str, name: str) -> int | None:
     try:
-        limit, used = (_text(cgroup, name).strip() for name in ("memory.max", "memory.current"))
+        text = _text(folder, name).strip()
     except OSError:
         return None
-    if not (limit.isdigit() and used.isdigit()):
-        return None
-    return min(int(limit), max(0, int(limit) - int(used) + _copies_of_files(cgroup)))
+    return int(text) if text.isdigit() else None
 
 
 def _copies_of_files(cgroup: str) -> int:

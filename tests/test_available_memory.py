@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from forgather.available_memory import available_bytes
+from forgather.available_memory import available_bytes, container_limit
+from forgather.ml.planner import processors_here
 
 GIB = 2**30
 
@@ -27,6 +28,14 @@ def test_the_smaller_room_counts(expected, limit, stat, tmp_path):
         if text is not None:
             (tmp_path / name).write_text(text)
     assert available_bytes(str(tmp_path / "meminfo"), str(tmp_path)) == expected
+
+
+def test_a_plan_for_this_machine_has_no_more_than_the_container(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(f"{GIB // 4}\n")
+    monkeypatch.setattr(processors_here, "container_limit", lambda: container_limit(str(tmp_path)))
+    assert processors_here._memory() == GIB // 4
+    (tmp_path / "memory.max").write_text("max\n")
+    assert processors_here._memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB", "MemAvailable: much kB", "MemAvailable:"])

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 import torch
 
+from forgather.available_memory import container_limit
 from forgather.planner.hardware import Hardware
 
 _SIDE = 768
@@ -78,7 +79,8 @@ def _fastest(work: Callable[[], object]) -> float:
 
 
 def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(whole, container_limit() or whole)
 
 
 def _model() -> str:
